@@ -11,14 +11,14 @@ import onnx_ir as ir
 from onnxgrail.calibration.branching import Seen, look
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
-from onnxgrail.calibration.feeds.judging import words_of
+from onnxgrail.calibration.feeds.judging import HeldOut, words_of
 from onnxgrail.calibration.metric import Function, metric_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.wording import shapes_of
 from onnxgrail.calibration.shapes.suiting import suited, told
 from onnxgrail.calibration.supply import drawn, supplied
 from onnxgrail.core import Recipe
-from onnxgrail.errors import ModelError, StoppedError, UsageError
+from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
 from onnxgrail.graph.fittable.scales import widened
 from onnxgrail.graph.flatten.listed import NOTHING, unlist
 from onnxgrail.graph.io.interop import from_any
@@ -70,10 +70,8 @@ def prepare(
     with clock.stage("load"):
         model = load(from_any(source))
         unlisted = NOTHING if recipe.keep_initializer_inputs else unlist(model)
-    with clock.stage("data"):
-        batches, held = supplied(model, data, job, held_out)
-    with clock.stage("observe"), unchanged(model):  # the model runs here: its time does not count as tracing
-        batches, seen = _running(model, batches, recipe)
+    with unchanged(model):
+        batches, held, seen = _fed(model, data, job, held_out)
     with clock.stage("trace"), unchanged(model):
         survey = trace(seen.model, seen.facts, interface=recipe.kv_io)
         survey = survey if recipe.norms == "none" else widened(seen.model, survey)
@@ -90,6 +88,35 @@ def prepare(
         routes=seen.routes,
         metric=None if metric is None else metric_of(metric),
     )
+
+
+def _fed(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None, Seen]:
+    """Return feeds, those that judge, and the observed facts; a model that fails on batches gets single samples."""
+    recipe, clock = job.recipe, job.clock
+    with clock.stage("data"):
+        batches, held = supplied(model, data, job, held_out)
+    try:
+        with clock.stage("observe"):  # the model runs here: its time does not count as tracing
+            batches, seen = _running(model, batches, recipe)
+    except ModelError as error:
+        if data is None or recipe.batch_size == 1 or isinstance(error, StoppedError):
+            raise
+        try:
+            return _one_by_one(model, data, job, held_out)
+        except OnnxGrailError:
+            raise error from None
+    return batches, held, seen
+
+
+def _one_by_one(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None, Seen]:
+    """Return what `_fed` does, with batches of one sample."""
+    single = replace(job, recipe=replace(job.recipe, batch_size=1))
+    with job.clock.stage("data"):
+        batches, held = supplied(model, data, single, held_out)
+    with job.clock.stage("observe"):
+        seen = look(model, batches, job.recipe.providers)
+    note = f"the model fails on {job.recipe.batch_size} samples at once and gets one at a time, as with --batch-size 1"
+    return replace(batches, notes=(*batches.notes, note)), held, seen
 
 
 def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches, Seen]:

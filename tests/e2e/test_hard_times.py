@@ -268,6 +268,17 @@ def test_a_model_that_loads_but_does_not_run() -> None:
         onnxgrail.compress(model, data=nets.vectors(), ratio=0.3)
 
 
+def test_a_model_that_runs_on_one_sample_gets_them_one_by_one() -> None:
+    model = nets.mlp()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 12]), "one"))
+    model.graph.node.insert(0, helper.make_node("Reshape", ["x", "one"], ["back"]))
+    model.graph.node[1].input[0] = "back"
+    note = "the model fails on 8 samples at once and gets one at a time, as with --batch-size 1"
+    report = onnxgrail.compress(model, data=nets.vectors(), ratio=0.3).report.data
+    assert note in report["calibration"]["notes"] + report["notes"]
+    assert report["model"]["params_after"] < report["model"]["params_before"]
+
+
 def test_links_lead_nowhere_else(folder: Path) -> None:
     outside = folder.parent / "outside.data"
     (folder / "e.data").rename(outside)
