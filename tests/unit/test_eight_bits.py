@@ -224,3 +224,14 @@ def test_layers_behind_operators_of_the_runtime_get_8_bits(kind: str, tmp_path: 
     assert entry["kept_float"] == []
     assert entry["ops"]["DequantizeLinear" if kind == "int8" else "MatMulInteger"] >= 3
     assert entry["outputs"][0]["cosine"] > 0.99
+
+
+def test_attention_of_the_standard_stays_in_float() -> None:
+    """The tool would make the fused operator of ONNX Runtime of it, which has the same name and other inputs."""
+    body = "q = MatMul(x, u)\na = Attention <q_num_heads: int = 4, kv_num_heads: int = 4> (q, x, x)\ny = MatMul(a, w)"
+    model = tiny("float[N,8,32] x => float[N,8,64] y", body, {"u": (32, 32), "w": (32, 64)}, opset=23)
+    data = {"x": np.random.default_rng(0).normal(size=(16, 8, 32)).astype(np.float32)}
+    made = onnxgrail.compress(ir.to_proto(model), data=data, quantize="int8-dynamic", ratio=0, held_out=0)
+    entry = made.report.data["quantization"]
+    assert entry["ops"]["MatMulInteger"] == 2
+    assert entry["outputs"][0]["cosine"] > 0.99

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.calibration.quantize import half
-from onnxgrail.calibration.quantize.prepare import declare_types
+from onnxgrail.calibration.quantize.prepare import declare_types, name_nodes
 from onnxgrail.calibration.quantize.static import LAYERS, Static, quantise_static
 from onnxgrail.calibration.runtime.session import CPU, runtime
 from onnxgrail.calibration.runtime.trial import Trial, try_out
@@ -212,9 +212,12 @@ def added(before: ir.Model, after: ir.Model) -> dict[str, int]:
 def _dynamic(source: Path, target: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    proto = _plain(source)
+    name_nodes(proto.graph)
     quantize_dynamic(
-        _plain(source),
+        proto,
         target,
+        nodes_to_exclude=[n.name for n in proto.graph.node if n.op_type == "Attention" and not n.domain],  # another op
         op_types_to_quantize=list(DYNAMIC),
         per_channel=True,
         reduce_range=True,  # as in `_static`

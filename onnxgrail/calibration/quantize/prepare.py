@@ -18,8 +18,7 @@ FOLDING = "ConstantFolding"
 def prepare(source: Path, target: Path) -> None:
     """Write the model with normalizations folded into convolutions, shapes, and a name for every node.
 
-    Without the folding, tensors between a convolution and its normalization would be rounded, too. The tool leaves
-    out nodes by name: one unnamed node would leave out all.
+    Without the folding, tensors between a convolution and its normalization would be rounded, too.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -27,7 +26,7 @@ def prepare(source: Path, target: Path) -> None:
     _optimise(source, folded)
     quant_pre_process(folded, target, skip_optimization=True, skip_symbolic_shape=True)
     proto: onnx.ModelProto = onnx.load(target)
-    _name(proto.graph)
+    name_nodes(proto.graph)
     _own_biases(proto.graph)
     if _flatten_biases(proto.graph):
         del proto.graph.value_info[:]
@@ -62,7 +61,8 @@ def _optimise(source: Path, target: Path) -> None:
             return
 
 
-def _name(graph: onnx.GraphProto) -> None:
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Give every node a name: the tools leave out nodes by name, and one without would leave out all such nodes."""
     taken = {node.name for node in graph.node}
     for index, node in enumerate(graph.node):
         if not node.name:
