@@ -63,7 +63,14 @@ def in_form(
     probe = fit(prepared.feed, ports)
     symmetric = recipe.target == "tensorrt"
     feeds = _feeds(prepared, slim, recipe)
-    static = Static(feeds=feeds, half=half, symmetric=symmetric, everywhere=elsewhere(recipe), trials=trials)
+    static = Static(
+        feeds=feeds,
+        real=not prepared.batches.synthetic,
+        half=half,
+        symmetric=symmetric,
+        everywhere=elsewhere(recipe),
+        trials=trials,
+    )
     return quantise(modern(slim, recipe, probe), recipe.quantize, given=static, probe=probe, providers=recipe.providers)
 
 

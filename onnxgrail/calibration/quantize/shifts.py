@@ -23,13 +23,13 @@ def shifts_of(model: ir.Model, feeds: Sequence[Feed]) -> dict[str, Floats]:
 
     Args:
         model: the float model.
-        feeds: calibration data.
+        feeds: calibration data; without, no error is known.
 
     References:
         Markus Nagel, Mart van Baalen, Tijmen Blankevoort, Max Welling: Data-Free Quantization Through Weight
         Equalization and Bias Correction, 2019, arXiv:1906.04721.
     """
-    if weight_bytes(model) > LARGEST:
+    if not feeds or weight_bytes(model) > LARGEST:
         return {}
     made = model.clone()
     names = [_errors(made.graph, weight) for weight in weights_of(made)]

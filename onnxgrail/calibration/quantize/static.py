@@ -56,7 +56,7 @@ class Static:
     """The inputs of static quantization.
 
     Attributes:
-        feeds: calibration data.
+        feeds: calibration data; real: False if they are random, so that biases do not follow them.
         half: weights that get 16 bits where layers compute in float; None to choose them.
         symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
         everywhere: compute layers in 8 bits where this machine is faster in float, too, and store weights of the layers
@@ -65,10 +65,16 @@ class Static:
     """
 
     feeds: Sequence[Feed] = ()
+    real: bool = True
     half: Collection[str] | None = None
     symmetric: bool = False
     everywhere: bool = False
     trials: Trials | None = None
+
+    @property
+    def known(self) -> Sequence[Feed]:
+        """Return the data by which biases make up for rounding: none if they are random."""
+        return self.feeds if self.real else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,11 +127,11 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
             save(made, target)
             return (*found.layers, *never), _why(found, never)
     if given.half is not None and not given.everywhere:
-        save(light_of(load(source.read_bytes()), given.feeds).stored(given.half), target)
+        save(light_of(load(source.read_bytes()), given.known).stored(given.half), target)
         return tuple(n.name or "" for n in origin.layers()), UNMEASURED
     kept = {**loud, **never}
     made = _quantise(origin, given, target, without=list(kept))
-    save(made if given.everywhere else folded(made, shifts=shifts_of(ready, given.feeds)), target)
+    save(made if given.everywhere else folded(made, shifts=shifts_of(ready, given.known)), target)
     return tuple(kept), "; ".join(dict.fromkeys(kept.values()))
 
 
@@ -159,11 +165,11 @@ def _light(source: Path, ready: ir.Model, given: Static, trials: Trials) -> _Lig
     """
     whole = load(source.read_bytes())
     if given.half is not None:
-        made = light_of(whole, given.feeds).stored(given.half)
+        made = light_of(whole, given.known).stored(given.half)
         loss = trials.loss(made)
         return _Light(made, Choice(tuple(given.half), loss, loss))
     smaller = written_bytes(folded(lifted(ready))) < SMALLER * written_bytes(folded(lifted(whole)))
-    light = light_of(ready if smaller else whole, given.feeds)
+    light = light_of(ready if smaller else whole, given.known)
     found = light.halves(trials.loss, trials.target)
     return _Light(light.stored(found.layers), found)
 
@@ -171,7 +177,7 @@ def _light(source: Path, ready: ir.Model, given: Static, trials: Trials) -> _Lig
 def _mixed(origin: _Source, given: Static, trials: Trials, target: Path) -> tuple[ir.Model, Choice]:
     """Return the model in which layers compute in 8 bits, except for some; and these."""
     whole = _quantise(origin, given, target, without=list(origin.never))
-    shifts = {} if given.everywhere else shifts_of(origin.ready, given.feeds)
+    shifts = {} if given.everywhere else shifts_of(origin.ready, given.known)
 
     def without(names: Collection[str]) -> ir.Model:
         made = exempted(whole, origin.ready, {*names, *origin.never}, ROUNDED, AFTER)
