@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -11,7 +11,10 @@ from onnxgrail.allocation.measures import Few, Measure, measure_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize import is_quantised
 from onnxgrail.core import Recipe
+from onnxgrail.graph.bits.folded import Codes, lifted, weights_of
 from onnxgrail.graph.bits.plan import FLOAT, Form, Plan, plan_of
+from onnxgrail.graph.flatten.branches import folded as nested
+from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.machine.amounts import target_of
 from onnxgrail.options import WEIGHTS
@@ -35,12 +38,17 @@ class Rung:
     weight: str
     shape: tuple[int, ...]
     whole: int
-    forms: Mapping[int, Form]
+    forms: Mapping[int, Form | Codes]
 
     @property
     def least(self) -> int:
         """Return the fewest bits."""
         return min(self.forms)
+
+    @property
+    def coded(self) -> bool:
+        """Return True if a runtime converts the weight to float when it loads the model."""
+        return isinstance(self.forms[self.least], Codes)
 
     def bytes(self, bits: int) -> int:
         """Return the bytes that the weight takes."""
@@ -62,9 +70,10 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     if recipe.target == "tensorrt" and not recipe.qdq:
         return (), "weights keep their bits: TensorRT has no MatMulNBits; --qdq stores them in a form that it has"
     rungs = _rungs(model, [plan_of(model, facts, recipe, {"": level}) for level in LEVELS])
+    rungs += _coded(model, {rung.weight for rung in rungs}) if recipe.target != "tensorrt" else ()
     if sum(rung.whole - rung.bytes(rung.least) for rung in rungs) >= LITTLE * weight_bytes(model):
         return rungs, ""
-    return (), "weights keep their bits: few bytes of this model are matrices of products and tables that are looked up"
+    return (), "weights keep their bits: few bytes of this model are weights of layers and tables that are looked up"
 
 
 def rungs_within(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str, Recipe]:
@@ -95,6 +104,14 @@ def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:
             if form.bytes(rung.shape) < min((rung.bytes(bits) for bits in rung.forms), default=rung.whole):
                 found[name] = replace(rung, forms={**rung.forms, form.grid.bits: form})
     return tuple(rung for rung in found.values() if rung.forms)
+
+
+def _coded(model: ir.Model, known: Collection[str]) -> tuple[Rung, ...]:
+    """Return the weights of other layers, which get 8 or 16 bits; those inside branches keep theirs."""
+    own = {name for name, value in model.graph.initializers.items() if not in_branch(value)}
+    own |= {node.outputs[0].name or "" for node in model.graph if node.op_type == "Constant"}
+    found = [one for one in weights_of(lifted(nested(model))) if one.name in own and one.name not in known]
+    return tuple(Rung(one.name, one.array.shape, one.array.nbytes, one.forms()) for one in found)
 
 
 def fixed(rungs: Sequence[Rung]) -> Bits | None:

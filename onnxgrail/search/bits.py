@@ -13,7 +13,10 @@ from onnxgrail.allocation.few import Bits, Rung, with_bits
 from onnxgrail.allocation.ladders import Cost, Widths
 from onnxgrail.allocation.measures import Measure
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.graph.bits.plan import FLOAT
+from onnxgrail.calibration.quantize.light import Light, light_of
+from onnxgrail.core import Array
+from onnxgrail.graph.bits.folded import Codes
+from onnxgrail.graph.bits.plan import FLOAT, Form
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.search.harms import POWERS, Harm, Tried
 
@@ -48,7 +51,7 @@ def harms_of_bits(
     """Return a function per weight that measures the loss of the model with only this weight in fewer bits.
 
     The loss is measured at the fewest bits, rounded to nearest; at more bits, its power is proportional to the squared
-    error of the weight. Of both, errors that are carried on leave a share.
+    error of the weight. Of both, errors that are carried on leave a share; those of codes are not.
 
     Args:
         prepared: the model.
@@ -57,22 +60,37 @@ def harms_of_bits(
     """
     model = prepared.model
 
-    def harm(rung: Rung) -> Harm:
-        tensor = model.graph.initializers[rung.weight].const_value
+    @functools.cache
+    def light() -> Light:
+        return light_of(model, list(prepared.batches))
+
+    def array_of(rung: Rung) -> Array:
+        tensor = (light().source if rung.coded else model).graph.initializers[rung.weight].const_value
         assert tensor is not None
-        array, turned = tensor.numpy(), rung.forms[rung.least].turned
-        rows = array.T if turned else array
-        power = float(np.square(rows, dtype=np.float64).sum()) or 1.0
-        errors = []
-        for form in rung.forms.values():
-            values = nearest(rows, form.grid).values()
-            errors.append(float(np.square(values - rows).sum()) / power)
+        return tensor.numpy()
+
+    def with_numbers(rung: Rung, numbers: Array) -> ir.Model:
         slim = copy(model)
-        numbers = np.ascontiguousarray((values.T if turned else values).astype(array.dtype))
-        slim.graph.initializers[rung.weight].const_value = ir.tensor(numbers, name=rung.weight)
-        loss, kind = trial(slim)
-        steep = 1 / POWERS.get(kind, 1.0)
-        losses = [loss * (LEFT * error / errors[-1]) ** steep if errors[-1] > 0 else 0.0 for error in errors]
+        slim.graph.initializers[rung.weight].const_value = ir.tensor(np.ascontiguousarray(numbers), name=rung.weight)
+        return slim
+
+    def harm(rung: Rung) -> Harm:
+        array = array_of(rung)
+        power = float(np.square(array, dtype=np.float64).sum()) or 1.0
+        few = {bits: _numbers(form, array) for bits, form in rung.forms.items()}
+        errors = [float(np.square(numbers - array, dtype=np.float64).sum()) / power for numbers in few.values()]
+        least = rung.least
+        loss, kind = trial(light().with_bits({rung.weight: least}) if rung.coded else with_numbers(rung, few[least]))
+        steep, left = 1 / POWERS.get(kind, 1.0), 1.0 if rung.coded else LEFT
+        losses = [loss * (left * error / errors[-1]) ** steep if errors[-1] > 0 else 0.0 for error in errors]
         return Harm(step_of(rung.weight), FLOAT, kind, tuple(rung.forms), tuple(losses), tuple(errors))
 
     return [functools.partial(harm, rung) for rung in rungs]
+
+
+def _numbers(form: Form | Codes, array: Array) -> Array:
+    """Return the numbers of a weight in a form, rounded to nearest."""
+    if isinstance(form, Codes):
+        return form.numbers(array)
+    rounded = nearest(array.T if form.turned else array, form.grid).values().astype(array.dtype)
+    return rounded.T if form.turned else rounded

@@ -6,13 +6,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper
 
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.errors import NothingToCompressError, UsageError
+from onnxgrail.graph.bits.plan import SPARED
+from onnxgrail.narrowing.bits.rounding import CODED
 from onnxgrail.recipe import storage
+from tests.tiny import tiny
 
 from . import nets
 from .test_few_bits import ROWS, goes_on, lost
@@ -101,13 +108,86 @@ def test_a_loss_limits_bits_and_widths_together(wide: Path) -> None:
     assert not any("the loss was measured before" in note for note in report["notes"])
 
 
-def test_convolutions_stay_with_widths_alone(tmp_path: Path) -> None:
-    choices: dict[str, Any] = {"data": RESNET.calibration, "samples": 32, "compensate": "grail", "check": False}
-    report = onnxgrail.compress(RESNET.model, tmp_path / "r.onnx", target_size="60%", **choices).report.data
+def images(path: Path, out: str, **choices: Any) -> tuple[Path, dict[str, Any]]:
+    target = path / out
+    given = {"data": RESNET.calibration, "compensate": "grail", "force": True, **choices}
+    return target, onnxgrail.compress(RESNET.model, target, **given).report.data
+
+
+def right(path: Path) -> float:
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return models.score(RESNET, lambda feed: session.run(None, feed))
+
+
+def test_convolutions_get_fewer_bits_before_fewer_channels(tmp_path: Path) -> None:
+    found, report = images(tmp_path, "both.onnx", target_size="30%")
+    narrow, _ = images(tmp_path, "widths.onnx", target_size="30%", only_widths=True)
+    limit = 0.3 * RESNET.model.stat().st_size
+    assert found.stat().st_size == report["model"]["bytes_after"] <= limit
+    assert narrow.stat().st_size <= limit
+    assert right(found) >= right(RESNET.model) - 0.0025
+    few, wide = (onnxgrail.compare(RESNET.model, one, data=RESNET.heldout).outputs[0] for one in (found, narrow))
+    assert few.nmse < 0.1 * wide.nmse
+    assert narrowed(report) == 0
+    bits = {name: few for name, few in report["allocation"]["bits"].items() if few < 32}
+    assert {8, 16} <= set(bits.values())
+    entries = report["quantization"]["matrices"]
+    assert {one["weight"]: one["bits"] for one in entries} == bits
+    assert {one["reason"] for one in entries if "conv" in one["weight"]} == {CODED}
+    left = {one["value"]: one["reason"] for one in report["quantization"]["left"]}
+    assert left.keys() == report["allocation"]["bits"].keys() - bits.keys()
+    assert set(left.values()) <= {SPARED}
+    kept = {tensor.name: tensor.data_type for tensor in onnx.load(found).graph.initializer}
+    assert {kept[f"{name}/8"] for name, few in bits.items() if few == 8} == {TensorProto.INT8}
+    assert {kept[f"{name}/16"] for name, few in bits.items() if few == 16} == {TensorProto.FLOAT16}
+
+
+def test_a_dry_run_predicts_a_file_of_convolutions(tmp_path: Path) -> None:
+    target, written = images(tmp_path, "dry.onnx", target_size="17%", samples=64)
+    taken = target.read_bytes()
+    target.unlink()
+    _, told = images(tmp_path, "dry.onnx", target_size="17%", samples=64, dry_run=True)
+    assert not target.exists()
+    assert told["model"]["bytes_after"] == written["model"]["bytes_after"] == len(taken)
+    assert narrowed(written) > 0
+    assert len(taken) <= written["model"]["budget"]["limit"]
+    images(tmp_path, "dry.onnx", target_size="17%", samples=64)
+    assert target.read_bytes() == taken
+
+
+@pytest.mark.parametrize("only", [{}, {"only_bits": True}])
+def test_a_loss_decides_bits_of_convolutions(only: dict[str, Any], tmp_path: Path) -> None:
+    target, report = images(tmp_path, "l.onnx", max_loss="1%", minimize="size", **only)
+    search = report["allocation"]["search"]
+    assert search["tried"][search["chosen"]]["loss"]["bound"] <= 0.01
+    assert target.stat().st_size < (0.3 if only else 0.2) * RESNET.model.stat().st_size
+    assert right(target) >= 0.97
+    assert (narrowed(report) > 0) != bool(only)
+
+
+def test_few_bytes_of_weights_keep_their_bits(tmp_path: Path) -> None:
+    weights = {"v": (32, 3, 3, 3), "w": (4, 32, 3, 3), "map": (4, 116, 116)}
+    body = "a = Conv(x, v)\nb = Relu(a)\nc = Conv(b, w)\ny = Add(c, map)"
+    onnx.save(ir.to_proto(tiny("float[N,3,120,120] x => float[N,4,116,116] y", body, weights)), tmp_path / "m.onnx")
+    given = {"data": {"x": np.random.default_rng(0).normal(size=(8, 3, 120, 120)).astype(np.float32)}, "check": False}
+    report = onnxgrail.compress(tmp_path / "m.onnx", tmp_path / "o.onnx", target_size="98.5%", **given).report.data
     assert report["quantization"] is None
     assert any("weights keep their bits: few bytes" in note for note in report["notes"])
     with pytest.raises(NothingToCompressError, match="weights keep their bits: few bytes of this model"):
-        onnxgrail.compress(RESNET.model, tmp_path / "r.onnx", target_size="60%", only_bits=True, force=True, **choices)
+        onnxgrail.compress(tmp_path / "m.onnx", tmp_path / "p.onnx", target_size="98.5%", only_bits=True, **given)
+
+
+def test_weights_in_constant_nodes_get_fewer_bits(tmp_path: Path) -> None:
+    model = onnx.load(RESNET.model)
+    for tensor in list(model.graph.initializer):
+        model.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], value=tensor))
+    del model.graph.initializer[:]
+    onnx.save(model, tmp_path / "m.onnx")
+    given = {"data": RESNET.calibration, "samples": 64, "compensate": "grail"}
+    report = onnxgrail.compress(tmp_path / "m.onnx", tmp_path / "o.onnx", target_size="30%", **given).report.data
+    assert (tmp_path / "o.onnx").stat().st_size <= report["model"]["budget"]["limit"]
+    assert narrowed(report) == 0
+    assert right(tmp_path / "o.onnx") >= right(RESNET.model) - 0.0025
 
 
 @pytest.mark.parametrize(("opset", "size"), [(17, 0.22), (21, 0.2)])

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
+from onnxgrail.calibration.quantize.light import light_of
 from onnxgrail.calibration.quantize.shifts import shifts_of
 from onnxgrail.calibration.quantize.static import FASTER, Static, Trials, quantise_static
 from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
@@ -307,3 +308,30 @@ def test_nodes_keep_their_order_unless_folded_normalizations_save_bytes(normaliz
 def outputs_of(model: ir.Model, feed: Feed) -> Array:
     with open_session(to_bytes(model)) as session:
         return np.asarray(session.run(feed)["y"])
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_biases_do_not_follow_random_inputs(real: bool, tmp_path: Path) -> None:
+    save(tiny("float[N,3,6,6] x => float[N,16,6,6] y", BODY, WEIGHTS), tmp_path / "source.onnx")
+    feeds = [{"x": RNG.normal(size=(4, 3, 6, 6)).astype(np.float32)}]
+    given = Static(feeds=feeds, real=real, trials=Trials(lambda _: 0.0, 0.01, lambda *_: 0.5))
+    quantise_static(tmp_path / "source.onnx", tmp_path / "target.onnx", given)
+    biases = [name for name in load((tmp_path / "target.onnx").read_bytes()).graph.initializers if name.endswith("/b")]
+    assert bool(biases) == real
+
+
+def test_only_the_weights_that_a_choice_names_lose_bits() -> None:
+    model = tiny("float[N,3,6,6] x => float[N,16,6,6] y", BODY, WEIGHTS)
+    before = {weight.name: weight for weight in weights_of(model)}
+    first, second, *rest = before
+    made = light_of(model, ()).with_bits({first: 8, second: 16, "unknown": 8, **dict.fromkeys(rest, 32)})
+    found = made.graph.initializers
+    assert (found[f"{first}/8"].dtype, found[f"{second}/16"].dtype) == (ir.DataType.INT8, ir.DataType.FLOAT16)
+    assert set(rest) <= set(found)
+    for name, few in ((first, 8), (second, 16)):
+        form, array = before[name].forms()[few], before[name].array
+        alone = light_of(model, ()).with_bits({name: few})
+        saved = len(to_bytes(model)) - len(to_bytes(alone))
+        assert abs(saved - (array.nbytes - form.bytes(array.shape))) < 40
+        codes = form.numbers(array)
+        assert 0 < np.abs(codes - array).max() < (0.01 if few == 8 else 1e-3) * np.abs(array).max()

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.quantize.choose import WORTH, Choice, choose
 from onnxgrail.calibration.quantize.shifts import shifts_of
 from onnxgrail.core import Feed, Floats
-from onnxgrail.graph.bits.folded import folded, lifted, weights_of
+from onnxgrail.graph.bits.folded import HALF, folded, lifted, weights_of
 from onnxgrail.graph.flatten.branches import folded as nested
 
 
@@ -21,9 +21,14 @@ class Light:
     source: ir.Model
     shifts: Mapping[str, Floats]
 
-    def stored(self, half: Collection[str] = ()) -> ir.Model:
-        """Return the model with weights in 8 bits, and some of them, by name, in half precision."""
-        return folded(self.source, half, self.shifts)
+    def stored(self, half: Collection[str] = (), among: Collection[str] | None = None) -> ir.Model:
+        """Return the model with weights in 8 bits, some of them in half precision; see `folded`."""
+        return folded(self.source, half, self.shifts, among)
+
+    def with_bits(self, bits: Mapping[str, int]) -> ir.Model:
+        """Return the model whose weights have as many bits as a choice says; others keep theirs."""
+        half = {name for name, few in bits.items() if few == HALF}
+        return self.stored(half, {name for name, few in bits.items() if few == HALF // 2} | half)
 
     def halves(self, loss: Callable[[ir.Model], float], target: float, worth: float = WORTH) -> Choice:
         """Return the weights that need half precision, see `choose`."""

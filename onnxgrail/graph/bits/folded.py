@@ -31,8 +31,38 @@ PASSING = ("Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Un
 BIASED, BIAS = ("Conv", "ConvTranspose", "Gemm"), 2  # layers with a bias, and its slot
 NONE: Mapping[str, Array] = {}
 TOP = 127
+HALF = 16  # bits of half precision
 NODES, NAMES = 120, 9  # bytes of the nodes and tensors that replace a weight, and how often they repeat its name
 LARGEST = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """The form of a weight in 8 or 16 bits.
+
+    Attributes:
+        bits: 8 for integers with scales, 16 for half precision.
+        axes: the axes along which numbers share a scale.
+        name: of the weight.
+    """
+
+    bits: int
+    axes: tuple[int, ...]
+    name: str
+
+    def bytes(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes of a weight of this shape, with the nodes that convert it."""
+        size, more = int(np.prod(shape)), NODES + NAMES * len(self.name)
+        if self.bits == HALF:
+            return 2 * size + more // 2  # one node of two, and no scales
+        return size + 4 * (size // max(1, int(np.prod([shape[axis] for axis in self.axes])))) + more
+
+    def numbers(self, array: Array) -> Array:
+        """Return the numbers that the file will hold."""
+        if self.bits == HALF:
+            return array.astype(np.float16).astype(array.dtype)
+        codes, scale = rounded(array, self.axes)
+        return codes * scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +87,10 @@ class Weight:
         """The numbers."""
         assert self.value.const_value is not None
         return self.value.const_value.numpy()
+
+    def forms(self) -> dict[int, Codes]:
+        """Return the form by the number of bits, the most bits first."""
+        return {bits: Codes(bits, self.axes, self.name) for bits in (HALF, HALF // 2)}
 
     def layer(self) -> ir.Node | None:
         """Return the only layer that reads it, if that can have a bias."""
@@ -89,17 +123,25 @@ def weights_of(model: ir.Model) -> list[Weight]:
     return [weight for weight in found.values() if np.isfinite(weight.array).all()]
 
 
-def folded(model: ir.Model, half: Collection[str] = (), shifts: Mapping[str, Array] = NONE) -> ir.Model:
+def folded(
+    model: ir.Model,
+    half: Collection[str] = (),
+    shifts: Mapping[str, Array] = NONE,
+    among: Collection[str] | None = None,
+) -> ir.Model:
     """Return a copy whose float weights are stored as int8 with a scale per channel, or in half precision.
 
     Args:
         model: the graph; not changed.
         half: names of weights that get half precision; those that would overflow stay in float32.
         shifts: numbers by weight that are added to the bias of its layer if it gets 8 bits.
+        among: names of the weights that lose bits; None for all.
     """
     made = model.clone()
     taken = _names(made)
     for weight in weights_of(made):
+        if among is not None and weight.name not in among:
+            continue
         array, graph = weight.array, weight.value.graph
         assert graph is not None
         place = _Place(graph, graph[0], weight.name, taken)
@@ -215,9 +257,8 @@ def _constant(value: ir.Value) -> bool:
 def _smaller(value: ir.Value, axes: tuple[int, ...]) -> bool:
     """Return True if a constant takes fewer bytes in 8 bits."""
     assert value.const_value is not None
-    size, shape = value.const_value.size, value.const_value.shape.numpy()
-    scales = size // max(1, int(np.prod([shape[axis] for axis in axes])))
-    return 3 * size - 4 * scales > NODES + NAMES * len(value.name or "")
+    few = Codes(HALF // 2, axes, value.name or "")
+    return few.bytes(tuple(value.const_value.shape.numpy())) < value.const_value.nbytes
 
 
 def _names(model: ir.Model) -> set[str]:

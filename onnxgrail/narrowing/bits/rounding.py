@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.quantize.light import light_of
 from onnxgrail.core import Refusal
-from onnxgrail.graph.bits.plan import NONE, by_channel, plan_of
+from onnxgrail.graph.bits.folded import HALF, Weight, lifted, weights_of
+from onnxgrail.graph.bits.plan import FLOAT, NONE, SPARED, by_channel, plan_of
 from onnxgrail.graph.bits.store import declare
+from onnxgrail.graph.flatten.branches import folded as nested
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.rewrite.unique import names_kept
+from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.entry import Entry
@@ -25,6 +30,7 @@ from onnxgrail.narrowing.bits.walk import Walk
 
 RANDOM = "there are no calibration data"
 UNMEASURED = "its inputs are not measured"
+CODED = "a runtime converts it to float when it loads the model"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,7 +71,8 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
     Raises:
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
     """
-    facts = observe(slim, fit(prepared.feed, between(prepared.model, slim)), providers=job.recipe.providers)
+    ports = between(prepared.model, slim)
+    facts = observe(slim, fit(prepared.feed, ports), providers=job.recipe.providers)
     made = copy(slim)
     plan = plan_of(made, facts, job.recipe, bits)
     walk = Walk(made, plan, job)
@@ -76,4 +83,23 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
     declare(made, plan, job.recipe)
     old = by_channel(made, job.recipe)
     form = f"opset {opset_of(made)} has no blocks: matrices have 8 bits and a scale per output" if old else ""
-    return Bits(model=made, entries=walk.entries(), left=plan.left, form=form)
+    coded = _coded(made, bits)
+    entries = (*walk.entries(), *(_entry(one, bits[one.name]) for one in coded))
+    names = {one.weight for one in entries}
+    left = [replace(one, reason=SPARED) if bits.get(one.value) == FLOAT else one for one in plan.left]
+    if coded:
+        feeds = [] if prepared.batches.synthetic else [fit(feed, ports) for feed in prepared.batches]
+        made = light_of(made, feeds).with_bits(bits)
+    return Bits(model=made, entries=entries, left=tuple(one for one in left if one.value not in names), form=form)
+
+
+def _coded(made: ir.Model, bits: Mapping[str, int]) -> list[Weight]:
+    """Return the weights that get 8 or 16 bits and are no matrices in blocks."""
+    return [one for one in weights_of(lifted(nested(made))) if bits.get(one.name, FLOAT) in one.forms()]
+
+
+def _entry(weight: Weight, bits: int) -> Entry:
+    """Return the report entry of a weight that a runtime converts when it loads the model."""
+    together = math.prod(weight.array.shape[axis] for axis in weight.axes) if bits < HALF else 1
+    nodes = tuple(node.name or key(node) for node, _ in weight.value.uses())
+    return Entry(weight=weight.name, nodes=nodes, bits=bits, block_size=together, rounding="nearest", reason=CODED)
