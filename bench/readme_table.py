@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RESULT = ROOT / "bench" / "results" / "demo.json"
 BEGIN, END = "<!-- table:begin -->\n", "<!-- table:end -->\n"
+SHOWN = (0, 0.5)  # ratios
 ARROWS = {"accuracy": "↑", "perplexity": "↓"}
 
 Row = Mapping[str, Any]
@@ -33,6 +34,8 @@ def table(data: Mapping[str, Any]) -> str:
     lines = [heads, rules]
     for together in zip(*models.values(), strict=True):
         first = together[0]
+        if first["ratio"] not in SHOWN:
+            continue
         line = [f"{first['ratio']:g}", f"`{first['compensate']}`"] if first["compensate"] else ["dense", ""]
         for row, rows in zip(together, models.values(), strict=True):
             line += cells(row, rows[0])

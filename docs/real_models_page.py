@@ -1,15 +1,21 @@
-"""Write `docs/real-models.md` from `bench/results/max_loss.json`: `python docs/real_models_page.py`."""
+"""Write `docs/real-models.md` and the first table of the README from `bench/results/real.json`.
+
+python -m bench.real FOLDER
+python docs/real_models_page.py
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
-RESULTS = DOCS.parent / "bench" / "results" / "max_loss.json"
-LIMITS = (0.01, 0.05)
+README = DOCS.parent / "README.md"
+RESULTS = DOCS.parent / "bench" / "results" / "real.json"
+BEGIN, END = "<!-- real:begin -->\n", "<!-- real:end -->\n"
+SHOWN = ("yolox_nano", "nnsplit_en", "silero_vad", "digits_vit")  # in the README: three of others, one of ours
 PURPOSE = {
     "char_llama": "next character, 0.8 M parameters",
     "digits_resnet": "digits, convolutions",
@@ -28,55 +34,143 @@ PURPOSE = {
     "gtcrn_simple": "less noise in speech (GRU)",
 }
 MEASURES = {"px of 192 (0 best)": "px of 192, 0 is best", "SNR dB": "dB"}
-HEAD = """# Models of others
-
-This page shows what `--max-loss 1%`, the default, and `--max-loss 5%` remove from trained models, and how well the
-results agree with the originals. It is written by `docs/real_models_page.py` from `bench/results/max_loss.json`, and
-measured by `python -m bench.max_loss FOLDER`.
-
-The first three models are embedded in onnxgrail. The others are small networks as their makers published them; nobody
-here trained or exported them. Each was compressed with 40 to 512 samples of its own data and no other option.
-**Agreement** is counted on inputs that were used for nothing else: the share of the original's answers that stay the
-same by what the model is for, in pixels for points, as signal-to-noise ratio for speech. It has the uncertainty of a
-few dozen to a few hundred inputs. **MACs** and **bytes** are what was removed.
-
-A dash means that nothing was written (exit code 4), because no step is within the limit with 95 % confidence, or none
-saves time. Detectors with 48 samples are such cases: the mean loss is within the limit, the bound is not.
-
-| model | for | agreement | MACs, 1 % | bytes, 1 % | agreement, 1 % | MACs, 5 % | bytes, 5 % | agreement, 5 % |
-|---|---|---|---:|---:|---:|---:|---:|---:|
-"""
+WAYS = {
+    "none": "`--ratio 0.1 --compensate none`",
+    "grail": "`--ratio 0.1 --compensate grail`",
+    "best": "`--ratio 0.1`",
+    "loss 1 %": "`--max-loss 1%`, the default",
+    "loss 5 %": "`--max-loss 5%`",
+    "loss 1 %, bytes": "`--max-loss 1% --minimize size`",
+    "int8": "`--ratio 0 --quantize int8`",
+    "ORT int8": "ORT int8",
+    "onnxsim": "onnxsim 0.8.1",
+    "onnxsim, pruned": "onnxsim 0.8.1, pruned 10 %",
+}
+FIRST = ("loss 1 %", "loss 5 %", "int8", "ORT int8", "onnxsim, pruned")  # ways of the tables over all models
+NEEDLESS = 200  # dB from which only rounding is left
 
 
 def page() -> str:
     """Return the whole page."""
-    data = json.loads(RESULTS.read_text(encoding="utf-8"))
-    rows: dict[str, dict[float, Mapping[str, Any]]] = {}
-    for row in data["rows"]:
-        rows.setdefault(row["model"], {})[row["max_loss"]] = row
-    means = [
-        f"{-data['means'][f'{limit:g}'][key]:.1%}".replace("%", " %") for limit in LIMITS for key in ("macs", "bytes")
-    ]
-    last = f"| **mean**, dashes count as 0 | | | {means[0]} | {means[1]} | | {means[2]} | {means[3]} | |"
-    return HEAD + "\n".join([*(_line(name, found) for name, found in rows.items()), last]) + "\n"
+    data = json.loads(RESULTS.read_text(encoding="utf-8"))["models"]
+    names = [name for name in PURPOSE if name in data]
+    one = data[names[0]]
+    dates = sorted({found["date"] for found in data.values()})
+    head = (
+        (DOCS / "templates" / "real-models.md")
+        .read_text(encoding="utf-8")
+        .format(
+            rounds=one["rounds"],
+            machine=one["machine"],
+            runtime=one["environment"]["onnxruntime"],
+            date=dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
+        )
+    )
+    parts = ["\n".join([*table(data, names, FIRST), "", *means(data)]), "## One by one"]
+    parts += ["\n".join(single(name, data[name])) for name in names]
+    return f"{head}\n" + "\n\n".join(parts) + "\n"
 
 
-def _line(name: str, found: Mapping[float, Mapping[str, Any]]) -> str:
-    measures = [row["measure"] for row in found.values() if "measure" in row]
-    measure = MEASURES.get(measures[0], measures[0]) if measures else ""
-    cells = [cell for limit in LIMITS for cell in _cells(found[limit])]
-    return f"| {name} | {PURPOSE[name]} | {measure} | " + " | ".join(cells) + " |"
+def table(data: Mapping[str, Any], names: Sequence[str], ways: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a table with a row per model and a column per way."""
+    yield "| model | measure | " + " | ".join(WAYS[way] for way in ways) + " |"
+    yield "|---|---|" + "---|" * len(ways)
+    for name in names:
+        rows = {row["way"]: row for row in data[name]["rows"]}
+        purpose = f"{PURPOSE[name]}; {data[name]['samples']['held']} inputs"
+        yield f"| `{name}`<br>{purpose} | {measure(rows)} | {' | '.join(cell(rows[way]) for way in ways)} |"
 
 
-def _cells(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield MACs, bytes and agreement; dashes if nothing was written."""
-    if "refused" in row:
-        yield from ("–", "–", "–")
-        return
-    yield from (f"{-row[key]:.1%}".replace("%", " %") for key in ("macs", "bytes"))
-    agreement = row["agreement"]
-    yield f"{agreement:.1f}" if row["measure"] == "SNR dB" else f"{agreement:.3f}"
+def measure(rows: Mapping[str, Any]) -> str:
+    """Return the name of the measure of a model."""
+    found = next(row["measure"] for row in rows.values() if "measure" in row)
+    return MEASURES.get(found, found)
+
+
+def cell(row: Mapping[str, Any]) -> str:
+    """Return agreement, bytes and speed of a row, or that there is no file."""
+    if "failed" in row:
+        return "–" if row["refused"] else "fails"
+    return f"{agreement(row)}<br>{share(row['bytes'])}, {speed(row)}"
+
+
+def agreement(row: Mapping[str, Any]) -> str:
+    """Format the agreement with its interval."""
+    if row["measure"] == "SNR dB":
+        return "rounding only" if row["agreement"] > NEEDLESS / 2 else f"{row['agreement']:.1f} ± {row['error']:.1f}"
+    return f"{row['agreement']:.3f} ± {row['error']:.3f}"
+
+
+def share(left: float | None) -> str:
+    """Format what was removed, from the share that is left."""
+    if left is None:
+        return ""
+    return "0 %" if abs(left - 1) < 5e-4 else f"{100 * (left - 1):+.1f} %".replace("-", "−")
+
+
+def speed(row: Mapping[str, Any]) -> str:
+    """Format the ratio of latencies."""
+    low, high = row["interval"]
+    return "=" if low <= 1 <= high else f"{row['ratio']:.2f}×"
+
+
+def means(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the mean of what was removed."""
+    yield f"Means over the {len(data)} models; a model without a file counts as one of which nothing is removed:"
+    yield ""
+    yield "| way | bytes | MACs | models with a file |"
+    yield "|---|---:|---:|---:|"
+    for way in FIRST:
+        rows = [next(row for row in found["rows"] if row["way"] == way) for found in data.values()]
+        size, macs = (sum((row.get(key) or 1.0) for row in rows) / len(rows) for key in ("bytes", "macs"))
+        yield f"| {WAYS[way]} | {share(size)} | {share(macs)} | {sum('failed' not in row for row in rows)} |"
+
+
+def single(name: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the heading and the table of one model."""
+    rows = found["rows"]
+    counts = found["samples"]
+    yield f"### {name}\n"
+    yield (
+        f"{PURPOSE[name]}; {found['bytes'] / 1e6:.2f} MB, {found['median_ms']:.2f} ms; {counts['calib']} samples "
+        f"for the fits, {counts['held']} to judge.\n"
+    )
+    yield f"| way | {measure({row['way']: row for row in rows})} | bytes | MACs | speed |"
+    yield "|---|---:|---:|---:|---:|"
+    notes = []
+    for row in rows:
+        words = WAYS[row["way"]]
+        if "failed" in row:
+            notes.append(f"{words}: {row['failed']}")
+            yield f"| {words} | {'–' if row['refused'] else 'fails'} | | | |"
+            continue
+        notes += [f"{words}: {row['note']}"] if row["note"] else []
+        low, high = row["interval"]
+        yield (
+            f"| {words} | {agreement(row)} | {share(row['bytes'])} | {share(row['macs'])} | "
+            f"{row['ratio']:.2f}× ({low:.2f}–{high:.2f}) |"
+        )
+    if notes:
+        yield ""
+        yield from (f"- {note}" for note in notes)
+
+
+def filled(readme: str) -> str:
+    """Return the README with its first table."""
+    data = json.loads(RESULTS.read_text(encoding="utf-8"))["models"]
+    before, rest = readme.split(BEGIN)
+    _, after = rest.split(END)
+    names = [name for name in SHOWN if name in data]
+    one = data[names[0]]
+    told = (
+        f"Agreement with the original on held-out inputs (± 95 %), bytes removed, and speed on one thread ("
+        f"{one['machine']};\n"
+        '"=": within noise; equal files differ by up to a fifth). Default settings. '
+        f"[All {len(data)} models](docs/real-models.md), {one['date']}.\n"
+    )
+    return before + BEGIN + "\n".join(table(data, names, FIRST)) + f"\n\n{told}" + END + after
 
 
 if __name__ == "__main__":
     (DOCS / "real-models.md").write_text(page(), encoding="utf-8")
+    README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")

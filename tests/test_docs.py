@@ -200,5 +200,5 @@ def test_the_readme_is_short_and_begins_with_what_it_is() -> None:
     lines = README.splitlines()
     assert len(lines) <= 150
     command = next(n for n, line in enumerate(lines) if line.startswith("onnxgrail compress"))
-    table = lines.index("<!-- table:begin -->")
+    table = lines.index("<!-- real:begin -->")
     assert command < table < 20

@@ -93,6 +93,12 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
     assert PAGES[name] == script(generator).page(), f"run `python docs/{generator.name}`"
 
 
+def test_the_first_table_of_the_readme_shows_models_of_others() -> None:
+    generator = script(DOCS / "real_models_page.py")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme == generator.filled(readme), "run `python docs/real_models_page.py`"
+
+
 def test_the_picture_of_the_readme_shows_the_result_of_the_demo() -> None:
     generator = script(DOCS / "before_after.py")
     drawn = generator.picture(json.loads(generator.RESULT.read_text(encoding="utf-8")))

@@ -1,8 +1,9 @@
 """Prune one model with onnxsim, in a separate interpreter, because its versions may differ from those of the bench.
 
-    python onnxsim_worker.py IN.onnx CALIB.npz OUT.onnx l2|wanda SPARSITY none|finetune
+    python onnxsim_worker.py IN.onnx CALIB.npz OUT.onnx simplify|l2|wanda SPARSITY none|finetune [feeds]
 
-Prints the version of onnxsim.  Does not import onnxgrail.
+With `feeds`, the first axis of each array counts whole feeds, and wanda works on the simplified model.  Prints the
+version of onnxsim.  Does not import onnxgrail.
 """
 
 from __future__ import annotations
@@ -17,14 +18,23 @@ import onnxsim
 BATCH = 8
 
 
-def main(source: str, data: str, target: str, base: str, sparsity: str, repair: str) -> None:
-    """Prune, refit if requested, and save."""
+def main(source: str, data: str, target: str, base: str, sparsity: str, repair: str, rows: str = "") -> None:
+    """Simplify, or prune and refit if requested, and save."""
     with np.load(data, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     count = len(next(iter(arrays.values())))
     batches = [{name: a[start : start + BATCH] for name, a in arrays.items()} for start in range(0, count, BATCH)]
+    if rows == "feeds":
+        batches = [{name: a[n] for name, a in arrays.items()} for n in range(count)]
     # Loaded again for every call, because it is undocumented if a call changes its argument.
-    if base == "l2":
+    if base == "simplify":
+        slim = onnxsim.simplify(onnx.load(source))[0]
+    elif rows == "feeds":
+        dense = onnxsim.simplify(onnx.load(source))[0]
+        onnx.save(dense, target)
+        source = target
+        slim = onnxsim.apply_structured_wanda_pruning(dense, calibration_data=batches, sparsity=float(sparsity))
+    elif base == "l2":
         slim = onnxsim.apply_structured_pruning(onnx.load(source), sparsity=float(sparsity))
     else:
         slim = onnxsim.apply_structured_wanda_pruning(
