@@ -11,7 +11,6 @@ import numpy as np
 from onnxgrail.algebra.moments.cross import Pairs, moments_of
 from onnxgrail.algebra.moments.regression import Moments, zero_moments
 from onnxgrail.algebra.moments.triangles import unpacked
-from onnxgrail.algebra.solve.linear import linear
 from onnxgrail.calibration.runtime.threads import Step, pass_by, share
 from onnxgrail.calibration.stream import rows
 from onnxgrail.calibration.stream.rows import Where
@@ -142,7 +141,6 @@ class Pair:
         for part, group in enumerate(groups):
             mine = np.maximum(fold - FOLDS + parts, 0) == part
             group.add(z[mine], t[mine], None if x is None else x[mine])
-            group.take()  # so that only one part at a time has float32 sums
 
 
 def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]) -> bool:
@@ -168,21 +166,19 @@ def moments(sums: Sequence[Floats], stage: Stage, dense: Array | None) -> list[M
         sums: `SUMS` arrays for every part.
         stage: the layers.
         dense: their original weights (inputs, outputs) in float32, side by side, if products with the dense input were
-            summed; those are float32 too.
+            summed.
     """
     left = list(sums)
     del sums
     found = []
     while left:
-        gram, cross, *others = left[:SUMS]
+        gram, *others = left[:SUMS]
         del left[:SUMS]
         if not gram.size:
-            found.append(zero_moments(stage.features, stage.outputs))
+            found.append(zero_moments(stage.features, stage.outputs, dense))
             continue
-        if dense is not None:
-            cross = linear().product(cross.reshape(stage.features, -1).astype(np.float32), dense)
-        found.append(moments_of(unpacked(gram, stage.features), cross, *others))
-        del gram, cross, others
+        found.append(moments_of(unpacked(gram, stage.features), *others, dense=dense))
+        del gram, others
     return found
 
 

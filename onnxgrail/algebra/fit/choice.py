@@ -101,22 +101,25 @@ class Choice:
     ) -> Choice:
         """Choose the best of the starts; `judged` are the sums over all judging folds."""
         first, best = np.inf, np.inf
+        targets = judged.targets()
         for number, weights in enumerate(starts):
             begin = np.concatenate([weights, np.zeros((1, weights.shape[1]))])
             product = linear().product(judged.gram, begin)
-            gap = error_of(judged, begin, product)
+            gap = error_of(judged.energy, begin, product, targets)
             first = gap if number == 0 else first
             if number == 0 or gap < min(best, first * (1.0 - rules.margin)):
                 best, place, start, chosen = gap, number, begin, product
             del product
         slopes, curves = np.zeros((2, len(judging)))
+        if judged.gram is not total.gram:
+            targets, chosen = total.targets(), linear().product(total.gram, start)
         return cls(
             total=total,
             judging=judging,
             rules=rules,
             place=place,
             start=start,
-            all=total.cross - (chosen if judged.gram is total.gram else linear().product(total.gram, start)),
+            all=targets - chosen,
             slopes=slopes,
             curves=curves,
             before=first,
@@ -134,7 +137,7 @@ class Choice:
         """Return the products of z with the residuals of the start, over a fold and for some outputs."""
         held, some = self.judging[number], self._some(count)
         if (number, count) not in self.open:
-            self.open[number, count] = held.cross[:, some] - linear().product(held.gram, self.start[:, some])
+            self.open[number, count] = held.targets(some) - linear().product(held.gram, self.start[:, some])
         return self.open[number, count]
 
     def see(self, number: int, solver: Solver, *, count: int) -> None:
@@ -143,7 +146,7 @@ class Choice:
         if self.rules.prior:
             step = solver(self.all[:, some] - rest)
         else:
-            step = solver(self.total.cross[:, some] - held.cross[:, some]) - self.start[:, some]
+            step = solver(self.total.targets(some) - held.targets(some)) - self.start[:, some]
         self.slopes[number] = np.einsum("fo,fo->", step, rest)
         self.curves[number] = np.einsum("fo,fo->", step, linear().product(held.gram, step))
 
@@ -172,7 +175,7 @@ class Choice:
         share, gains = self._gains()
         begin, some = 0.0, self._some(MANY)
         for number, held in enumerate(self.judging):
-            products = held.cross[:, some] + self._rest(number, MANY)
+            products = held.targets(some) + self._rest(number, MANY)
             begin += float(held.energy[some].sum() - np.einsum("fo,fo->", self.start[:, some], products))
         gap = self.begin * max(1.0 - float(gains.sum()) / begin, 0.0) if begin > 0.0 else 0.0
         if gap < self.best * (1.0 - self.rules.margin) and (gains > 0.0).all():
@@ -183,7 +186,7 @@ class Choice:
         weights = self.start
         if self.blend and self.alpha:
             solver = solvers[self.alpha]
-            step = solver(self.all) if self.rules.prior else solver(self.total.cross) - self.start
+            step = solver(self.all) if self.rules.prior else solver(self.total.targets()) - self.start
             weights = weights + self.blend * step
         return Fitted(
             weights=weights[:-1],

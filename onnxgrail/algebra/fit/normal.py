@@ -15,6 +15,8 @@ from onnxgrail.algebra.solve.ridge import ridge_solve
 from onnxgrail.core import BlockError, Bools, Floats, Ints, Probe, Reducer, Slot, Stats, View
 from onnxgrail.errors import UsageError
 
+HALF = 512  # rows of half a symmetric matrix from which its halves are multiplied apart
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Normal:
@@ -151,9 +153,19 @@ def _pruned(gram: Floats, columns: Floats, kept: Ints, parts: tuple[tuple[int, s
     stays, goes = columns[kept], columns[dropped]
     inner = linear().picked(gram, kept, kept)
     rest = linear().product(linear().picked(gram, kept, dropped), goes)
-    lost = _dots(goes, linear().product(linear().picked(gram, dropped, dropped), goes))
-    energy = _dots(stays, linear().product(inner, stays) + 2.0 * rest) + lost
+    lost = _squares(linear().picked(gram, dropped, dropped), goes)
+    energy = _squares(inner, stays) + 2.0 * _dots(stays, rest) + lost
     return Normal(gram=inner, plain=stays, rest=rest, lost=lost, energy=energy, parts=parts)
+
+
+def _squares(gram: Floats, columns: Floats) -> Floats:
+    """Compute the diagonal (c,) of Cᵀ G C for symmetric G (h, h) and C (h, c), from little more than half of G."""
+    half = len(gram) // 2
+    if half < HALF:
+        return _dots(columns, linear().product(gram, columns))
+    front, back = slice(None, half), slice(half, None)
+    found = 2.0 * _dots(columns[back], linear().product(gram[back, front], columns[front]))
+    return found + _squares(gram[front, front], columns[front]) + _squares(gram[back, back], columns[back])
 
 
 def _dots(left: Floats, right: Floats) -> Floats:

@@ -92,7 +92,9 @@ def _refit(
         _measure(promised, [last.pop(alpha)] if alpha in last else solvers(alpha), MANY)
         for choice in promised:
             choice.take(alpha)
-    final = {a: _solver(total.gram, a, features, rules) for a in {c.alpha for c in choices if c.blend and c.alpha}}
+    final = {
+        a: _solver(total.gram, None, a, features, rules) for a in {c.alpha for c in choices if c.blend and c.alpha}
+    }
     return [choice.settled(final) for choice in choices]
 
 
@@ -117,14 +119,29 @@ def _solvers(folds: Sequence[Moments], total: Moments, features: int, rules: Rul
     """Yield a solver per judge, from all rows but its own."""
     for held in folds[-rules.judges :]:
         others = [fold.gram for fold in folds if fold is not held]
-        yield _solver(others[0] if len(others) == 1 else total.gram - held.gram, alpha, features, rules)
+        whole, less = (others[0], None) if len(others) == 1 else (total.gram, held.gram)
+        yield _solver(whole, less, alpha, features, rules)
 
 
-def _solver(gram: Floats, alpha: float, features: int, rules: Rules) -> Solver:
-    """Return a solver: products of z with residuals (f + 1, o) to the step (f + 1, o); factorized once."""
-    size = len(gram) if rules.affine else len(gram) - 1
-    diagonal = np.full(size, alpha * float(np.trace(gram[:-1, :-1])) / max(features, 1))
+def _solver(whole: Floats, less: Floats | None, alpha: float, features: int, rules: Rules) -> Solver:
+    """Return a solver: products of z with residuals (f + 1, o) to the step (f + 1, o); factorized once.
+
+    Args:
+        whole: sum z zT (f + 1, f + 1).
+        less: the same over rows of it that do not count; None if all count.
+        alpha: ridge parameter.
+        features: the number of features that its unit is the mean second moment of.
+        rules: whether the constant takes part.
+    """
+    squares = np.diagonal(whole) if less is None else np.diagonal(whole) - np.diagonal(less)
+    size = len(whole) if rules.affine else len(whole) - 1
+    diagonal = np.full(size, alpha * float(squares[:-1].sum()) / max(features, 1))
     if rules.affine:
-        diagonal[-1] = 1e-9 * max(float(gram[-1, -1]), 1.0)  # the constant is not penalized, up to rounding
-    inverse = ridge_solver(gram[:size, :size], diagonal)
+        diagonal[-1] = 1e-9 * max(float(squares[-1]), 1.0)  # the constant is not penalized, up to rounding
+
+    def gram() -> Floats:
+        own = whole[:size, :size]
+        return own.copy() if less is None else own - less[:size, :size]
+
+    inverse = ridge_solver(gram, diagonal)
     return inverse if rules.affine else lambda todo: np.append(inverse(todo[:-1]), np.zeros((1, todo.shape[1])), axis=0)

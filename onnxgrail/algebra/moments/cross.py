@@ -6,7 +6,7 @@ import numpy as np
 
 from onnxgrail.algebra.moments.gram import plus
 from onnxgrail.algebra.moments.regression import Moments
-from onnxgrail.algebra.moments.triangles import add_squares
+from onnxgrail.algebra.moments.triangles import add_squares, length
 from onnxgrail.core import Array, Floats
 
 TOGETHER = 8192  # rows whose products are summed in float32
@@ -16,7 +16,7 @@ class Pairs:
     """Sums of z zT and z xT, added in the order of the calls, in place.
 
     x are the targets t, or the inputs that t are products of. Products of a few thousand rows are summed in float32,
-    and these sums in float64.
+    and these sums in float64. As in `gram.Sums`, sums of fewer rows leave in float32 if there are several panels.
     """
 
     def __init__(self, features: int, outputs: int) -> None:
@@ -30,14 +30,14 @@ class Pairs:
         """Add rows of float32 z (n, features), t (n, outputs) and, if that is not t, x (n, inputs)."""
         if not len(z):
             return
-        f, o = self._features, self._outputs
+        x = t if x is None else x
         if not self._small:
-            self._small = np.zeros(f), np.zeros(o), np.zeros(o), np.zeros(1)
+            self._small = tuple(map(np.zeros, (self._features, x.shape[1], self._outputs, 1)))
         gram, cross = self._single or (None, None)
-        product = z.T @ (t if x is None else x)
+        product = z.T @ x
         self._single = [add_squares(gram, z), product if cross is None else plus(cross, product)]
         ones = np.ones(len(z), np.float32)
-        for total, part in zip(self._small, (ones @ z, ones @ t, ones @ np.square(t), np.array([len(z)])), strict=True):
+        for total, part in zip(self._small, (ones @ z, ones @ x, ones @ np.square(t), np.array([len(z)])), strict=True):
             np.add(total, part, out=total)
         self._rows += len(z)
         if self._rows >= TOGETHER:
@@ -53,17 +53,25 @@ class Pairs:
 
     def drain(self) -> tuple[Floats, ...]:
         """Return the sums, the triangle of z zT first (empty arrays if no rows were added), and reset them."""
-        self.take()
-        found = (*self._double, *self._small) if self._double else (np.zeros(0),) * 6
-        self._double, self._small = [], ()
+        if self._double or length(self._features) == self._features**2:
+            self.take()
+        sums = self._double or self._single
+        found = (*sums, *self._small) if sums else (np.zeros(0),) * 6
+        self._single, self._double, self._small, self._rows = [], [], (), 0
         return found
 
 
-def moments_of(gram: Floats, *others: Floats) -> Moments:
-    """Convert the sums of `drain`, with a full z zT (features, features), to moments."""
-    cross, z_total, t_total, energy, count = others
+def moments_of(gram: Floats, *others: Floats, dense: Array | None = None) -> Moments:
+    """Convert the sums of `drain`, with a full z zT (features, features), to moments.
+
+    Args:
+        gram: z zT.
+        others: the other sums.
+        dense: W (inputs, outputs) if the targets are t = Wᵀ x and products with x were summed.
+    """
+    cross, z_total, x_total, energy, count = others
     wide = np.empty((len(gram) + 1,) * 2)
     wide[:-1, :-1] = gram
     wide[-1, :-1] = wide[:-1, -1] = z_total
     wide[-1, -1] = count[0]
-    return Moments(wide, np.concatenate([cross.reshape(len(gram), -1), t_total[None]]), energy, int(count[0]))
+    return Moments(wide, np.concatenate([cross.reshape(len(gram), -1), x_total[None]]), energy, int(count[0]), dense)

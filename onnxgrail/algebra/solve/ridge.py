@@ -58,22 +58,24 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
     return _by_eigenvalues(gram, rhs, lam)
 
 
-def ridge_solver(gram: Floats, ridge: Floats | float = 0.0) -> Callable[[Floats], Floats]:
+def ridge_solver(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Callable[[Floats], Floats]:
     """Return a function B -> (A + diag(r))⁻¹ B, to solve for many B; singular systems are solved as in `ridge_solve`.
 
     Args:
-        gram: A (k, k).
+        gram: makes A (k, k), which is overwritten; called again for a singular system.
         ridge: r (k,), or the same value for all.
 
     Raises:
         DataError: A, r or B is not finite.
     """
-    factor = _factor(gram, ridge)
+    factor = _factor(gram(), ridge)
 
     def solve(rhs: Floats) -> Floats:
         solution = _substituted(factor, rhs) if factor is not None else None
         if solution is None:
-            solution, _ = ridge_solve(gram + np.diag(np.broadcast_to(ridge, len(gram))), rhs, 0.0)
+            whole = gram()
+            np.einsum("kk->k", whole)[...] += ridge
+            solution, _ = ridge_solve(whole, rhs, 0.0)
         return solution
 
     return solve
@@ -81,7 +83,7 @@ def ridge_solver(gram: Floats, ridge: Floats | float = 0.0) -> Callable[[Floats]
 
 def _single(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
     """Return the solution in float32, or None if some of its columns are not good enough."""
-    factor = _factor(gram, lam)
+    factor = _factor(gram.copy(), lam)
     solution = None if factor is None else _substituted(factor, rhs)
     if factor is None or solution is None:
         return None
@@ -94,17 +96,16 @@ def _single(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
 
 def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
     """Return the solution, or None if A + λI is not numerically positive definite."""
-    factor = _factor(gram, lam)
+    factor = _factor(gram.copy(), lam)
     return None if factor is None else _substituted(factor, rhs)
 
 
 def _factor(gram: Floats, ridge: Floats | float) -> Factor | None:
-    """Return the Cholesky factor of A + diag(r), or None if that is not numerically positive definite."""
-    shifted = np.array(gram, order="C")
-    np.einsum("kk->k", shifted)[...] += ridge
-    diagonal = np.diagonal(shifted).copy()
+    """Return the Cholesky factor of A + diag(r), or None if that is not positive definite; A may be overwritten."""
+    np.einsum("kk->k", gram)[...] += ridge
+    diagonal = np.diagonal(gram).copy()
     try:
-        factor = linear().cholesky(shifted)
+        factor = linear().cholesky(gram)
     except np.linalg.LinAlgError:
         return None
     # A pivot that lost all its digits to cancellation is noise. Relative to its own diagonal, so scales may differ.
