@@ -10,10 +10,10 @@ import onnx_ir as ir
 from onnxgrail.allocation.measures import Few, Measure, measure_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize import is_quantised
+from onnxgrail.calibration.quantize.light import storable
 from onnxgrail.core import Recipe
-from onnxgrail.graph.bits.folded import Codes, lifted, weights_of
+from onnxgrail.graph.bits.folded import Codes
 from onnxgrail.graph.bits.plan import FLOAT, Form, Plan, plan_of
-from onnxgrail.graph.flatten.branches import folded as nested
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.machine.amounts import target_of
@@ -110,7 +110,7 @@ def _coded(model: ir.Model, known: Collection[str]) -> tuple[Rung, ...]:
     """Return the weights of other layers, which get 8 or 16 bits; those inside branches keep theirs."""
     own = {name for name, value in model.graph.initializers.items() if not in_branch(value)}
     own |= {node.outputs[0].name or "" for node in model.graph if node.op_type == "Constant"}
-    found = [one for one in weights_of(lifted(nested(model))) if one.name in own and one.name not in known]
+    found = [one for one in storable(model) if one.name in own and one.name not in known]
     return tuple(Rung(one.name, one.array.shape, one.array.nbytes, one.forms()) for one in found)
 
 

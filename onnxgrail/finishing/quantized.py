@@ -63,7 +63,7 @@ def quantised(
     }
     if decision.allocation.found is not None:
         entry["loss"] = dataclasses.asdict(loss_of(prepared, final, recipe.providers))
-    entry["notes"] = [*form.get("notes", ()), *_little(final, entry)]
+    entry["notes"] = [*form.get("notes", ()), *(_little(final, entry) if recipe.quantize != "none" else [])]
     if recipe.check:
         verification, results = verify(prepared, final, job)
         entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
@@ -79,7 +79,7 @@ def _kind(form: Mapping[str, Any], recipe: Recipe) -> str:
     if recipe.quantize != "none":
         return recipe.quantize
     bits = {one["bits"] for one in form["matrices"]}
-    return " and ".join(kind for kind, number in WEIGHTS.items() if number in bits)
+    return " and ".join(kind for kind, number in WEIGHTS.items() if number in bits) or "half precision"
 
 
 def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:

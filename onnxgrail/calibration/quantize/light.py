@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.quantize.choose import WORTH, Choice, choose
 from onnxgrail.calibration.quantize.shifts import shifts_of
 from onnxgrail.core import Feed, Floats
-from onnxgrail.graph.bits.folded import HALF, folded, lifted, weights_of
+from onnxgrail.graph.bits.folded import HALF, Weight, folded, lifted, weights_of
 from onnxgrail.graph.flatten.branches import folded as nested
 
 
@@ -34,6 +34,11 @@ class Light:
         """Return the weights that need half precision, see `choose`."""
         sizes = {weight.name: weight.array.size for weight in weights_of(self.source)}
         return choose(sizes, lambda names: loss(self.stored(names)), target=target, worth=worth)
+
+
+def storable(model: ir.Model) -> list[Weight]:
+    """Return the weights of a model that can lose bits in this form; flattened branches become branches again."""
+    return weights_of(lifted(nested(model)))
 
 
 def light_of(model: ir.Model, feeds: Sequence[Feed]) -> Light:

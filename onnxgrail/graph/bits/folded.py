@@ -89,8 +89,9 @@ class Weight:
         return self.value.const_value.numpy()
 
     def forms(self) -> dict[int, Codes]:
-        """Return the form by the number of bits, the most bits first."""
-        return {bits: Codes(bits, self.axes, self.name) for bits in (HALF, HALF // 2)}
+        """Return the form by the number of bits, the most bits first; half precision if it can hold the numbers."""
+        found = {bits: Codes(bits, self.axes, self.name) for bits in (HALF, HALF // 2)}
+        return {bits: form for bits, form in found.items() if bits < HALF or np.abs(self.array).max() <= LARGEST}
 
     def layer(self) -> ir.Node | None:
         """Return the only layer that reads it, if that can have a bias."""

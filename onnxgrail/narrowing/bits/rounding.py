@@ -10,12 +10,11 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.quantize.light import light_of
+from onnxgrail.calibration.quantize.light import light_of, storable
 from onnxgrail.core import Refusal
-from onnxgrail.graph.bits.folded import HALF, Weight, lifted, weights_of
+from onnxgrail.graph.bits.folded import HALF, Weight
 from onnxgrail.graph.bits.plan import FLOAT, NONE, SPARED, by_channel, plan_of
 from onnxgrail.graph.bits.store import declare
-from onnxgrail.graph.flatten.branches import folded as nested
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.io.opset import opset_of
@@ -83,7 +82,7 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
     declare(made, plan, job.recipe)
     old = by_channel(made, job.recipe)
     form = f"opset {opset_of(made)} has no blocks: matrices have 8 bits and a scale per output" if old else ""
-    coded = _coded(made, bits)
+    coded = [one for one in storable(made) if bits.get(one.name, FLOAT) in one.forms()]  # no matrices in blocks
     entries = (*walk.entries(), *(_entry(one, bits[one.name]) for one in coded))
     names = {one.weight for one in entries}
     left = [replace(one, reason=SPARED) if bits.get(one.value) == FLOAT else one for one in plan.left]
@@ -91,11 +90,6 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
         feeds = [] if prepared.batches.synthetic else [fit(feed, ports) for feed in prepared.batches]
         made = light_of(made, feeds).with_bits(bits)
     return Bits(model=made, entries=entries, left=tuple(one for one in left if one.value not in names), form=form)
-
-
-def _coded(made: ir.Model, bits: Mapping[str, int]) -> list[Weight]:
-    """Return the weights that get 8 or 16 bits and are no matrices in blocks."""
-    return [one for one in weights_of(lifted(nested(made))) if bits.get(one.name, FLOAT) in one.forms()]
 
 
 def _entry(weight: Weight, bits: int) -> Entry:
