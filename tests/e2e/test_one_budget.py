@@ -165,6 +165,19 @@ def test_a_loss_decides_bits_of_convolutions(only: dict[str, Any], tmp_path: Pat
     assert (narrowed(report) > 0) != bool(only)
 
 
+@pytest.mark.parametrize("size", ["26%", "28%", "30%", "35%"])
+def test_biases_that_make_up_for_rounding_count(size: str, tmp_path: Path) -> None:
+    weights = {"u": (64, 3, 3, 3), "v": (64, 64, 3, 3), "w": (64, 8, 2, 2)}
+    body = "a = Conv(x, u)\nb = Relu(a)\nc = Conv(b, v)\nd = Relu(c)\ny = ConvTranspose <group: int = 4> (d, w)"
+    onnx.save(ir.to_proto(tiny("float[N,3,8,8] x => float[N,32,5,5] y", body, weights)), tmp_path / "m.onnx")
+    data = {"x": np.random.default_rng(0).normal(size=(32, 3, 8, 8)).astype(np.float32)}
+    given: dict[str, Any] = {"data": data, "compensate": "grail", "held_out": 0}
+    report = onnxgrail.compress(tmp_path / "m.onnx", tmp_path / "o.onnx", target_size=size, **given).report.data
+    kept = {tensor.name for tensor in onnx.load(tmp_path / "o.onnx").graph.initializer}
+    assert {"u/b", "v/b", "w/b"} & kept
+    assert (tmp_path / "o.onnx").stat().st_size == report["model"]["bytes_after"] <= report["model"]["budget"]["limit"]
+
+
 def test_few_bytes_of_weights_keep_their_bits(tmp_path: Path) -> None:
     weights = {"v": (32, 3, 3, 3), "w": (4, 32, 3, 3), "map": (4, 116, 116)}
     body = "a = Conv(x, v)\nb = Relu(a)\nc = Conv(b, w)\ny = Add(c, map)"

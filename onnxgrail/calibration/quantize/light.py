@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.quantize.choose import WORTH, Choice, choose
@@ -39,6 +40,13 @@ class Light:
 def storable(model: ir.Model) -> list[Weight]:
     """Return the weights of a model that can lose bits in this form; flattened branches become branches again."""
     return weights_of(lifted(nested(model)))
+
+
+def blank(model: ir.Model) -> Light:
+    """Return what `light_of` does, without measured numbers, to learn the size of a file: biases may be added."""
+    source = lifted(nested(model))
+    biased = [weight for weight in weights_of(source) if weight.layer() is not None]
+    return Light(source, {weight.name: np.zeros(weight.outputs) for weight in biased})
 
 
 def light_of(model: ir.Model, feeds: Sequence[Feed]) -> Light:

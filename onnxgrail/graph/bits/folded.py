@@ -6,6 +6,7 @@ constants, so the layers that read them compute in float32, as fast as before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -87,6 +88,13 @@ class Weight:
         """The numbers."""
         assert self.value.const_value is not None
         return self.value.const_value.numpy()
+
+    @property
+    def outputs(self) -> int:
+        """The number of output channels of its layer."""
+        node = self.layer()
+        groups = integer(node, "group", 1) if node is not None and node.op_type == "ConvTranspose" else 1
+        return groups * math.prod(int(n) for axis, n in enumerate(self.array.shape) if axis not in self.axes)
 
     def forms(self) -> dict[int, Codes]:
         """Return the form by the number of bits, the most bits first; half precision if it can hold the numbers."""
