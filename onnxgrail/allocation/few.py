@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import onnx_ir as ir
 
@@ -53,6 +55,11 @@ class Rung:
     def bytes(self, bits: int) -> int:
         """Return the bytes that the weight takes."""
         return self.forms[bits].bytes(self.shape) if bits in self.forms else self.whole
+
+    def narrowed(self, bits: int, shape: tuple[int, ...]) -> int:
+        """Return the bytes that it takes in another shape; a small one keeps its numbers if that takes less."""
+        plain = self.whole * math.prod(shape) // math.prod(self.shape)
+        return min(plain, self.forms[bits].bytes(shape))
 
 
 def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]:
@@ -123,7 +130,7 @@ def with_bits(measure: Measure, rungs: Sequence[Rung], bits: Bits) -> Measure:
     """Return the measure of a file whose weights have these bits."""
     fewer = [(rung, bits[rung.weight]) for rung in rungs if bits.get(rung.weight, FLOAT) in rung.forms]
     saved = sum(rung.whole - rung.bytes(few) for rung, few in fewer)
-    return replace(measure, few=Few(saved, {rung.weight: rung.forms[few].bytes for rung, few in fewer}))
+    return replace(measure, few=Few(saved, {rung.weight: partial(rung.narrowed, few) for rung, few in fewer}))
 
 
 def plain(rungs: Sequence[Rung], fits: Callable[[Bits], bool]) -> Bits:

@@ -33,7 +33,7 @@ class Light:
 
     def halves(self, loss: Callable[[ir.Model], float], target: float, worth: float = WORTH) -> Choice:
         """Return the weights that need half precision, see `choose`."""
-        sizes = {weight.name: weight.array.size for weight in weights_of(self.source)}
+        sizes = {weight.origin: weight.array.size for weight in weights_of(self.source)}
         return choose(sizes, lambda names: loss(self.stored(names)), target=target, worth=worth)
 
 

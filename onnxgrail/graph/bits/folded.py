@@ -84,6 +84,11 @@ class Weight:
         return self.value.name or ""
 
     @property
+    def origin(self) -> str:
+        """The name before narrowing."""
+        return origin(self.name)
+
+    @property
     def array(self) -> Array:
         """The numbers."""
         assert self.value.const_value is not None
@@ -142,19 +147,19 @@ def folded(
 
     Args:
         model: the graph; not changed.
-        half: names of weights that get half precision; those that would overflow stay in float32.
+        half: names before narrowing of weights that get half precision; those that would overflow stay in float32.
         shifts: numbers by weight that are added to the bias of its layer if it gets 8 bits.
-        among: names of the weights that lose bits; None for all.
+        among: names before narrowing of the weights that lose bits; None for all.
     """
     made = model.clone()
     taken = _names(made)
     for weight in weights_of(made):
-        if among is not None and weight.name not in among:
+        if among is not None and weight.origin not in among:
             continue
         array, graph = weight.array, weight.value.graph
         assert graph is not None
         place = _Place(graph, graph[0], weight.name, taken)
-        if weight.name not in half:
+        if weight.origin not in half:
             integers, scale = rounded(array, weight.axes)
             number = place.node("Cast", [place.constant(integers, "8")], ir.AttrInt64("to", int(ir.DataType.FLOAT)))
             number = place.node("Mul", [number, place.constant(scale, "s")])
@@ -187,6 +192,11 @@ def _shift(place: _Place, weight: Weight, shift: Array | None) -> None:
     node.replace_input_with(BIAS, place.constant(numbers, "b"))
     if not bias.uses() and bias.graph is not None:
         del bias.graph.initializers[bias.name or ""]
+
+
+def origin(name: str) -> str:
+    """Return the name of a weight before narrowing, which renames what nodes of type Constant hold."""
+    return name.split("/narrowed", maxsplit=1)[0]
 
 
 def rounded(array: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:

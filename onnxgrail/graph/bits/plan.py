@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
+from onnxgrail.graph.bits.folded import origin
 from onnxgrail.graph.bits.matrices import stored_bytes, unpackable
 from onnxgrail.graph.bits.tables import stored_table_bytes
 from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
@@ -120,7 +121,7 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
         left |= dict.fromkeys(halves, f"DequantizeLinear has half precision from opset {HALF} on")
     for matrix in dict.fromkeys(known.values()):
         array = array_of(matrix, model.graph)
-        few = bits.get(matrix.weight, TABLE if matrix.weight in heads else least)
+        few = bits.get(origin(matrix.weight), TABLE if matrix.weight in heads else least)
         grid = None if channels else _grid(array, recipe, few, whole=recipe.qdq)
         if channels or (bits and grid is None):  # a size counts on every weight, whatever its width
             grid = _channels(array, recipe, few)
@@ -132,7 +133,7 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
         _check_finite(array, matrix.weight)
     for table in looked_up:
         array = table.array(model.graph)
-        few = bits.get(table.weight, least if bits else TABLE)
+        few = bits.get(origin(table.weight), least if bits else TABLE)
         grid = _of_rows(array, few) if recipe.qdq else _of_blocks(table, array, recipe, few)
         why = _why(array.T, grid)
         if why or grid is None or stored_table_bytes(len(array), array.shape[1], grid) >= array.nbytes:

@@ -82,9 +82,9 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
     declare(made, plan, job.recipe)
     old = by_channel(made, job.recipe)
     form = f"opset {opset_of(made)} has no blocks: matrices have 8 bits and a scale per output" if old else ""
-    coded = [one for one in storable(made) if bits.get(one.name, FLOAT) in one.forms()]  # no matrices in blocks
-    entries = (*walk.entries(), *(_entry(one, bits[one.name]) for one in coded))
-    names = {one.weight for one in entries}
+    coded = [one for one in storable(made) if bits.get(one.origin, FLOAT) in one.forms()]  # no matrices in blocks
+    entries = (*walk.entries(), *(_entry(one, bits[one.origin]) for one in coded))
+    names = {one.weight for one in entries} | {one.name for one in coded}
     left = [replace(one, reason=SPARED) if bits.get(one.value) == FLOAT else one for one in plan.left]
     if coded:
         feeds = [] if prepared.batches.synthetic else [fit(feed, ports) for feed in prepared.batches]
@@ -96,4 +96,4 @@ def _entry(weight: Weight, bits: int) -> Entry:
     """Return the report entry of a weight that a runtime converts when it loads the model."""
     together = math.prod(weight.array.shape[axis] for axis in weight.axes) if bits < HALF else 1
     nodes = tuple(node.name or key(node) for node, _ in weight.value.uses())
-    return Entry(weight=weight.name, nodes=nodes, bits=bits, block_size=together, rounding="nearest", reason=CODED)
+    return Entry(weight=weight.origin, nodes=nodes, bits=bits, block_size=together, rounding="nearest", reason=CODED)
