@@ -25,7 +25,7 @@ from tests.tiny import tiny
 N = 12
 PAGE = Path(__file__).parents[2] / "docs" / "metric.md"
 CODE = [block.code for block in examples(PAGE.read_text(encoding="utf-8")) if block.language == "python"]
-YOLO, CTC, RATE = CODE[1:4]
+YOLO, _, CTC, RATE = CODE[1:5]  # the one between is in tests/e2e/test_ultralytics.py
 EYE: Array = np.eye(7, dtype=np.float32)
 Outputs = dict[str, Array]
 
