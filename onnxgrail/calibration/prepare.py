@@ -91,7 +91,7 @@ def prepare(
 
 
 def _fed(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None, Seen]:
-    """Return feeds, those that judge, and the observed facts; a model that fails on batches gets single samples."""
+    """Return feeds, those that judge, and the observed facts; the error of a model says if it runs on one sample."""
     recipe, clock = job.recipe, job.clock
     with clock.stage("data"):
         batches, held = supplied(model, data, job, held_out)
@@ -101,22 +101,20 @@ def _fed(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, 
     except ModelError as error:
         if data is None or recipe.batch_size == 1 or isinstance(error, StoppedError):
             raise
-        try:
-            return _one_by_one(model, data, job, held_out)
-        except OnnxGrailError:
-            raise error from None
+        if not _runs_alone(model, data, job, held_out):
+            raise
+        raise ModelError(str(error.args[0]), hint="It runs on one sample at a time: give --batch-size 1") from error
     return batches, held, seen
 
 
-def _one_by_one(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None, Seen]:
-    """Return what `_fed` does, with batches of one sample."""
+def _runs_alone(model: ir.Model, data: Any, job: Job, held_out: Any) -> bool:
+    """Return True if the model runs on a single sample."""
     single = replace(job, recipe=replace(job.recipe, batch_size=1))
-    with job.clock.stage("data"):
-        batches, held = supplied(model, data, single, held_out)
-    with job.clock.stage("observe"):
-        seen = look(model, batches, job.recipe.providers)
-    note = f"the model fails on {job.recipe.batch_size} samples at once and gets one at a time, as with --batch-size 1"
-    return replace(batches, notes=(*batches.notes, note)), held, seen
+    try:
+        look(model, supplied(model, data, single, held_out)[0], job.recipe.providers)
+    except OnnxGrailError:
+        return False
+    return True
 
 
 def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches, Seen]:

@@ -268,14 +268,15 @@ def test_a_model_that_loads_but_does_not_run() -> None:
         onnxgrail.compress(model, data=nets.vectors(), ratio=0.3)
 
 
-def test_a_model_that_runs_on_one_sample_gets_them_one_by_one() -> None:
+def test_a_model_that_runs_on_one_sample_says_so() -> None:
     model = nets.mlp()
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 12]), "one"))
     model.graph.node.insert(0, helper.make_node("Reshape", ["x", "one"], ["back"]))
     model.graph.node[1].input[0] = "back"
-    note = "the model fails on 8 samples at once and gets one at a time, as with --batch-size 1"
-    report = onnxgrail.compress(model, data=nets.vectors(), ratio=0.3).report.data
-    assert note in report["calibration"]["notes"] + report["notes"]
+    with pytest.raises(ModelError, match="failed on the feed") as caught:
+        onnxgrail.compress(model, data=nets.vectors(), ratio=0.3)
+    assert caught.value.hint == "It runs on one sample at a time: give --batch-size 1"
+    report = onnxgrail.compress(model, data=nets.vectors(), ratio=0.3, batch_size=1).report.data
     assert report["model"]["params_after"] < report["model"]["params_before"]
 
 
