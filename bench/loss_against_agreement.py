@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -89,13 +90,19 @@ def same(_: Path, tally: Tally) -> tuple[str, float]:
     return "top-1", float("nan") if value is None else value
 
 
-def foreign(folder: Path) -> Iterator[Subject]:
-    """Yield the models of a folder, read by its `real.py`."""
+def reader_of(folder: Path) -> ModuleType:
+    """Import the `real.py` of a folder, which reads its models and data."""
     spec = importlib.util.spec_from_file_location("real", folder / "real.py")
     if spec is None or spec.loader is None:
         raise SystemExit(f"{folder / 'real.py'} cannot be imported")
     real = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(real)
+    return real
+
+
+def foreign(folder: Path) -> Iterator[Subject]:
+    """Yield the models of a folder, read by its `real.py`."""
+    real = reader_of(folder)
     for name in real.MODELS:
         single = name in real.SINGLE
         calib, held = (real.feeds(name, half) if single else real.arrays(name, half) for half in ("calib", "held"))

@@ -30,7 +30,7 @@ from onnx import version_converter
 from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
 import onnxgrail
-from bench.loss_against_agreement import SAMPLES
+from bench.loss_against_agreement import SAMPLES, reader_of
 from onnxgrail import models
 from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.signature import signature_of
@@ -172,11 +172,7 @@ def subjects(folder: Path | None) -> Iterator[Subject]:
 
 def foreign(folder: Path) -> Iterator[Subject]:
     """Yield the models of a folder, read by its `real.py`."""
-    spec = importlib.util.spec_from_file_location("real", folder / "real.py")
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{folder / 'real.py'} cannot be imported")
-    real = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(real)
+    real = reader_of(folder)
     for name in real.MODELS:
         yield Subject(
             name=name,

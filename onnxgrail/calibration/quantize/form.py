@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
@@ -14,7 +14,7 @@ from onnxgrail.calibration.quantize.static import Static, Trials
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io.opset import opset_of, raised
-from onnxgrail.graph.rewrite.interface import between, fit
+from onnxgrail.graph.rewrite.interface import Port, between, fit
 
 EIGHT = ("int8", "int8-dynamic")
 
@@ -62,9 +62,8 @@ def in_form(
     ports = between(prepared.model, slim)
     probe = fit(prepared.feed, ports)
     symmetric = recipe.target == "tensorrt"
-    feeds = _feeds(prepared, slim, recipe)
     static = Static(
-        feeds=feeds,
+        feeds=_feeds(prepared, ports, recipe),
         real=not prepared.batches.synthetic,
         half=half,
         symmetric=symmetric,
@@ -81,7 +80,7 @@ def as_judged(prepared: Prepared, slim: ir.Model, recipe: Recipe, half: Collecti
     """
     if recipe.quantize != "int8" or elsewhere(recipe):
         return in_form(prepared, slim, recipe).model
-    return light_of(slim, _feeds(prepared, slim, recipe)).stored(half)
+    return light_of(slim, _feeds(prepared, between(prepared.model, slim), recipe)).stored(half)
 
 
 def elsewhere(recipe: Recipe) -> bool:
@@ -89,7 +88,6 @@ def elsewhere(recipe: Recipe) -> bool:
     return recipe.qdq or recipe.target == "tensorrt"
 
 
-def _feeds(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> list[Feed]:
+def _feeds(prepared: Prepared, ports: Sequence[Port], recipe: Recipe) -> list[Feed]:
     """Return the data for ranges and biases, as the narrowed model takes them."""
-    ports = between(prepared.model, slim)
     return [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []

@@ -39,12 +39,17 @@ class Light:
 
 def storable(model: ir.Model) -> list[Weight]:
     """Return the weights of a model that can lose bits in this form; flattened branches become branches again."""
-    return weights_of(lifted(nested(model)))
+    return weights_of(_bare(model))
+
+
+def _bare(model: ir.Model) -> ir.Model:
+    """Return a copy as it is written, with constants as initializers."""
+    return lifted(nested(model))
 
 
 def blank(model: ir.Model) -> Light:
     """Return what `light_of` does, without measured numbers, to learn the size of a file: biases may be added."""
-    source = lifted(nested(model))
+    source = _bare(model)
     biased = [weight for weight in weights_of(source) if weight.layer() is not None]
     return Light(source, {weight.name: np.zeros(weight.outputs) for weight in biased})
 
@@ -56,5 +61,5 @@ def light_of(model: ir.Model, feeds: Sequence[Feed]) -> Light:
         model: a float model; flattened branches become branches again.
         feeds: calibration data.
     """
-    source = lifted(nested(model))
+    source = _bare(model)
     return Light(source, shifts_of(source, feeds))
