@@ -21,6 +21,13 @@ FORMS = {
         r$i = Sqrt(e$i)
         u$i = Div($x, r$i)
         $y = Mul(u$i, g$i)""",
+    "no epsilon": """
+        q$i = Mul($x, $x)
+        m$i = ReduceMean <keepdims=1> (q$i, last)
+        r$i = Sqrt(m$i)
+        v$i = Reciprocal(r$i)
+        u$i = Mul($x, v$i)
+        $y = Mul(u$i, g$i)""",
     "reciprocal": """
         q$i = Pow($x, two)
         m$i = ReduceMean <keepdims=1> (q$i, last)
@@ -63,6 +70,7 @@ ENDS = {
     "first token": ("float[] y", "f0 = Gather <axis=1> ($z, zero)\ny = Gemm <transB=1> (f0, headT, head_bias)"),
     "tied": ("float[] y", "f0 = Transpose <perm=[1,0]> (table)\ny = MatMul($z, f0)"),
     "normalized": ("float[] y", "y = Identity($z)"),
+    "normalized and scores": ("float[] z, float[] y", "y = MatMul($z, head)"),
 }
 
 
@@ -77,7 +85,8 @@ LAYER = """
     o$i = MatMul(sp$i, k$i)
     d$i = MatMul(o$i, mix_out$i)
     db$i = Add(d$i, mix_bias$i)
-    mid$i = Add(x$i, db$i)
+    $scaled
+    mid$i = Add(x$i, $written)
     $second
     h$i = MatMul(y$o, up$i)
     hb$i = Add(h$i, up_bias$i)
@@ -86,20 +95,41 @@ LAYER = """
     x$j = Add(mid$i, hd$i)"""
 
 
-def prenorm(form: str = "LayerNormalization", begin: str = "table", end: str = "scores", *, depth: int = 1) -> ir.Model:
-    """Layers of attention and an MLP, each of which reads the stream through a normalization."""
+def prenorm(
+    form: str = "LayerNormalization",
+    begin: str = "table",
+    end: str = "scores",
+    *,
+    depth: int = 1,
+    scaled: str = "",
+) -> ir.Model:
+    """Layers of attention and an MLP, each of which reads the stream through a normalization.
+
+    `scaled` are nodes that scale what attention writes, from db$i to ds$i.
+    """
     body, weights = BEGINS[begin][1], _weights(begin, end)
     rng = np.random.default_rng(7)
     for i in range(depth):
         first = lines(FORMS[form], x=f"x{i}", y=f"y{2 * i}", i=2 * i)
         second = lines(FORMS[form], x=f"mid{i}", y=f"y{2 * i + 1}", i=2 * i + 1)
-        body += lines(LAYER, first=first, second=second, i=i, j=i + 1, e=2 * i, o=2 * i + 1)
+        body += lines(
+            LAYER,
+            first=first,
+            second=second,
+            written=f"ds{i}" if scaled else f"db{i}",
+            scaled=lines(scaled, i=i),
+            i=i,
+            j=i + 1,
+            e=2 * i,
+            o=2 * i + 1,
+        )
         weights |= {
             f"query{i}": (WIDTH, 4),
             f"key{i}": (WIDTH, 4),
             f"mix_in{i}": (WIDTH, 6),
             f"mix_out{i}": (6, WIDTH),
             f"mix_bias{i}": (WIDTH,),
+            f"scale{i}": (WIDTH,),
             f"up{i}": (WIDTH, HIDDEN),
             f"up_bias{i}": (HIDDEN,),
             f"down{i}": (HIDDEN, WIDTH),

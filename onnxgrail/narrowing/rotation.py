@@ -166,7 +166,7 @@ def _measured(prepared: Prepared, found: Rotatable, job: Job) -> dict[str, list[
 def _probes(stream: Stream, shapes: Mapping[str, tuple[int, ...]]) -> list[Probe]:
     """Return probes of all normalized tensors of a stream, or of the vectors that are looked up in a table."""
     index = np.arange(stream.width)[:, None]
-    names = [norm.result.name or "" for norm in stream.norms] or [_looked_up(stream)]
+    names = stream.normalized or [_looked_up(stream)]
     return [Probe(value=n, axis=len(shapes[n]) - 1, index=index, pooled=False) for n in names]
 
 

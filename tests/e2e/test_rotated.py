@@ -40,6 +40,12 @@ def test_a_stream_is_narrowed_like_any_block(ids: dict[str, Array]) -> None:
     assert "SimplifiedLayerNormalization" not in kinds
 
 
+def test_the_last_normalization_may_be_an_output(ids: dict[str, Array]) -> None:
+    result = onnxgrail.compress(prenorm(end="normalized and scores"), data=ids, unit_ratio=0.5)
+    assert stream_of(result)["kept"] == WIDTH // 2
+    assert [value.name for value in result.model.graph.outputs] == ["z", "y"]
+
+
 def test_a_stream_that_keeps_all_channels_stays_as_it_is(ids: dict[str, Array]) -> None:
     name = next(
         b["name"] for b in onnxgrail.inspect(prenorm()).blocks if b["name"].endswith("mlp") and b["units"] == HIDDEN

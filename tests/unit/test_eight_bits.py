@@ -141,6 +141,20 @@ def test_shared_biases_get_names_of_their_own(tmp_path: Path) -> None:
     assert 0 < far < 0.1 * np.abs(outputs(ready)[0]).max()
 
 
+def test_tensors_that_the_runtime_adds_get_names_that_it_does_not_give_again(tmp_path: Path) -> None:
+    text = "m = MatMul(x, w)\na = Add(m, b)\ny = Relu(a)"
+    model = tiny("float[2,3,8] x => float[2,3,4] y", text, {"w": (8, 4), "b": (4,)})
+    save(model, tmp_path / "source.onnx")
+    prepare(tmp_path / "source.onnx", tmp_path / "prepared.onnx")
+    ready = load((tmp_path / "prepared.onnx").read_bytes())
+    added = {value.name for node in ready.graph for value in node.outputs} - {"m", "a", "y"}
+    added |= set(ready.graph.initializers) - {"w", "b"}
+    assert added
+    assert all(str(name).startswith("folded/") for name in added)
+    feed = {"x": RNG.normal(size=(2, 3, 8)).astype(np.float32)}
+    np.testing.assert_allclose(outputs(ready, feed)[0], outputs(model, feed)[0], atol=1e-6)
+
+
 def test_constants_that_repeat_are_not_stored_repeated(tmp_path: Path) -> None:
     body = """
         a = Conv<pads = [1, 1, 1, 1]>(x, w0, b0)

@@ -12,6 +12,7 @@ from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Array, Floats, Stats
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
+from onnxgrail.graph.rotate.bridges import BRIDGES
 from onnxgrail.graph.rotate.norms import norms_of
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey
@@ -100,6 +101,25 @@ def test_fewer_channels_are_a_projection(form: str, begin: str, end: str) -> Non
     assert np.abs(want["y"] - run(model, feed(model))["y"]).max() > 1e-2
     if passes_checker(ir.to_proto(model).SerializeToString()):
         onnx.checker.check_model(ir.to_proto(slim), full_check=True)
+
+
+SCALED = ("ds$i = Mul(db$i, scale$i)", "dt$i = Identity(db$i)\nds$i = Mul(scale$i, dt$i)")
+
+
+@pytest.mark.parametrize("scaled", SCALED)
+def test_the_scale_of_a_layer_is_folded(scaled: str) -> None:
+    model = prenorm(scaled=scaled, depth=BRIDGES + 1)
+    other, survey = turned(model, orthogonal())
+    assert not any(node.op_type == "Mul" for node in other.graph)
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    assert [b.units for b in survey.blocks if b.kind == "stream"] == [WIDTH]
+
+
+def test_a_scale_whose_layer_something_else_reads_stays() -> None:
+    model = prenorm(scaled="dt$i = Mul(db$i, scale$i)\ndm$i = ReduceMax <keepdims=0> (db$i)\nds$i = Mul(dt$i, dm$i)")
+    other, _ = turned(model, orthogonal())
+    assert any("basis" in name for name in other.graph.initializers)
+    check_same(run(other, feed(model)), run(model, feed(model)))
 
 
 @pytest.mark.parametrize("opset", [13, 18])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
+from onnxgrail.graph.rewrite.unique import free_name, names_kept
 
 LARGER = 1.05  # size of the optimized file, as a share of its source, from which constants are not folded
 BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -25,13 +27,32 @@ def prepare(source: Path, target: Path) -> None:
     folded = target.with_name("folded.onnx")
     _optimise(source, folded)
     quant_pre_process(folded, target, skip_optimization=True, skip_symbolic_shape=True)
-    proto: onnx.ModelProto = onnx.load(target)
+    proto: onnx.ModelProto = _own_names(onnx.load(target), onnx.load(source, load_external_data=False))
     name_nodes(proto.graph)
     _own_biases(proto.graph)
     if _flatten_biases(proto.graph):
         del proto.graph.value_info[:]
     declare_types(proto)
     onnx.save(proto, target)
+
+
+def _own_names(proto: onnx.ModelProto, source: onnx.ModelProto) -> onnx.ModelProto:
+    """Rename the tensors that ONNX Runtime added to the source.
+
+    It gives the same names again when it optimizes the result, and then rejects the model because they exist.
+    """
+    known = {value.name for value in _made(ir.from_proto(source).graph)}
+    model = ir.from_proto(proto)
+    with names_kept(model.graph):
+        for value in _made(model.graph):
+            if value.name and value.name not in known:
+                value.name = free_name(model.graph, f"folded/{value.name}")
+    return ir.to_proto(model)
+
+
+def _made(graph: ir.Graph) -> list[ir.Value]:
+    """Return the weights and all computed values of a graph."""
+    return [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
 
 
 def declare_types(proto: onnx.ModelProto) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import onnx_ir as ir
 
 _TAKEN = "onnxgrail.names"
+_BEFORE = "onnxgrail.name_before"
 
 
 def free_name(graph: ir.Graph, name: str) -> str:
@@ -20,6 +21,17 @@ def free_name(graph: ir.Graph, name: str) -> str:
         found = f"{name}_{count}"
     taken.add(found)
     return found
+
+
+def hand_over(graph: ir.Graph, value: ir.Value, fresh: ir.Value) -> None:
+    """Give the name of an output to the value that takes its place."""
+    name = value.name or ""
+    fresh.name, value.name, value.meta[_BEFORE] = name, free_name(graph, f"{name}/inner"), name
+
+
+def name_before(value: ir.Value) -> str:
+    """Return the name of a value, or the one that it handed over."""
+    return str(value.meta.get(_BEFORE, value.name))
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from onnxgrail.graph.rotate.inside import Inside, insides_of
 from onnxgrail.graph.rotate.layers import Slot
 from onnxgrail.graph.rotate.marked import MARK, PLAIN
 from onnxgrail.graph.rotate.norms import Norm, norms_of
+from onnxgrail.graph.rotate.scaled import fold_scales
 from onnxgrail.graph.rotate.streams import Stream, streams_of
 from onnxgrail.graph.rotate.tables import bridged, tables_of
 from onnxgrail.graph.rotate.unfused import separate
@@ -96,6 +97,10 @@ def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *
             if wanted("embedding", name):
                 facts, chosen[name] = bridged(model, facts, name, looked_up)
         every = streams_of(model, facts, norms_of(model, facts))
+        folded = fold_scales(model.graph, every, facts) if apart else None
+        if folded is not None:
+            facts = folded
+            every = streams_of(model, facts, norms_of(model, facts))
         whys = {stream.name: refusal(stream, facts) for stream in every}
         streams = [s for s in every if whys[s.name] is None and wanted("stream", s.name)]
         walls = [wall for stream in streams for wall in walls_of(stream, facts)]

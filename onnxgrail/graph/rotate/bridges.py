@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Refusal
 from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.rewrite.unique import free_name, hand_over
 from onnxgrail.graph.rotate.layers import Slot
 from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts
@@ -130,7 +130,7 @@ def follow(
     else:
         graph.insert_after(maker, node)
     if output and value.is_graph_output():
-        fresh.name, value.name = value.name, free_name(graph, f"{value.name}/inner")
+        hand_over(graph, value, fresh)
         for position, made in enumerate(graph.outputs):
             if made is value:
                 graph.outputs[position] = fresh

@@ -91,15 +91,13 @@ def _written_out(node: ir.Node, facts: Facts) -> Norm | None:
     centered = _squared(square, facts)
     if square is None or centered is None:
         return None
-    steps = [square, node]
     epsilon, after = _epsilon(node, facts)
     if after is None:
         return None
-    steps.append(after)
     divided = _divided(after, centered, facts)
     if divided is None:
         return None
-    steps += divided
+    steps = list(dict.fromkeys((square, node, after, *divided)))
     source, before = _uncentered(centered, facts)
     width = facts.shapes[centered.name or ""][-1]
     norm = Norm(
@@ -151,8 +149,13 @@ def _squared(node: ir.Node | None, facts: Facts) -> ir.Value | None:
 
 
 def _epsilon(node: ir.Node, facts: Facts) -> tuple[float, ir.Node | None]:
-    """Return the constant that is added to a mean, and the node that adds it."""
+    """Return the constant that is added to a mean, and the node that adds it.
+
+    Exporters leave out a constant near zero: then it is zero, and the node that of the mean.
+    """
     reader = _sole(node.outputs[0])
+    if reader is not None and reader.op_type == "Sqrt":
+        return 0.0, node
     if reader is None or reader.op_type != "Add":
         return 0.0, None
     other = next((v for v in reader.inputs if v is not node.outputs[0]), None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgrail.graph.rewrite.unique import name_before
 from onnxgrail.graph.rotate.layers import Slot, reading, writing
 from onnxgrail.graph.rotate.norms import Norm
 from onnxgrail.graph.rotate.passing import Step, passed
@@ -59,6 +60,11 @@ class Stream:
     tensors: dict[ir.Value, tuple[int, Norm | None]] = field(default_factory=dict)
     sums: int = 0
 
+    @property
+    def normalized(self) -> list[str]:
+        """Return the names of the normalized tensors, in the model before a bridge took the name of an output."""
+        return [name_before(norm.result) for norm in self.norms]
+
 
 def streams_of(model: ir.Model, facts: Facts, norms: Sequence[Norm]) -> list[Stream]:
     """Return the residual streams of a graph: to which something is added, and that several normalizations read.
@@ -71,7 +77,7 @@ def streams_of(model: ir.Model, facts: Facts, norms: Sequence[Norm]) -> list[Str
     for norm in norms:
         if norm.source not in finder.seen:
             axis = len(facts.shapes[norm.source.name or ""]) - 1
-            stream = finder.follow(norm.source, axis, norm.result.name or "")
+            stream = finder.follow(norm.source, axis, name_before(norm.result))
             if stream.sums and len(stream.norms) > 1:
                 found.append(stream)
     return found
