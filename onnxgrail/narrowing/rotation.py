@@ -164,9 +164,9 @@ def _measured(prepared: Prepared, found: Rotatable, job: Job) -> dict[str, list[
 
 
 def _probes(stream: Stream, shapes: Mapping[str, tuple[int, ...]]) -> list[Probe]:
-    """Return probes of all normalized tensors of a stream, or of the vectors that are looked up in a table."""
+    """Return probes of all normalized tensors of a stream, or of what is looked up in a table and meets a tied head."""
     index = np.arange(stream.width)[:, None]
-    names = stream.normalized or [_looked_up(stream)]
+    names = stream.normalized or stream.measured
     return [Probe(value=n, axis=len(shapes[n]) - 1, index=index, pooled=False) for n in names]
 
 
@@ -178,7 +178,7 @@ def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence
         ]
         if not grams:  # rows that the data never look up count too
             rows = weights.original(name, prepared.model, prepared.survey).astype(np.float64)
-            grams = [measured[name][0].gram, rows.T @ rows]
+            grams = [*(sums.gram for sums in measured[name]), rows.T @ rows]
         bases[name] = basis_of(grams)
     for name, inside in found.heads.items():
         left = iter(measured[name])
@@ -186,8 +186,3 @@ def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence
         is_values = inside.kind == "vo"
         bases[name] = basis_of_values(sums, found.products(name)) if is_values else basis_of_queries(*sums)
     return bases
-
-
-def _looked_up(stream: Stream) -> str:
-    """Return the name of the vectors that are looked up in a table."""
-    return next(slot.node.outputs[0].name or "" for slot in stream.slots if not slot.reads)

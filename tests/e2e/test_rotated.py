@@ -127,6 +127,29 @@ def test_a_table_is_narrowed_if_a_size_is_asked_for() -> None:
     assert not [block for block in macs.report.data["blocks"] if block["kind"] == "embedding"]
 
 
+@pytest.mark.parametrize("head", ["MatMul", "Gemm"])
+def test_a_table_that_is_the_head_too_is_narrowed(tmp_path: Path, head: str) -> None:
+    rng = np.random.default_rng(0)
+    table = (rng.normal(size=(200, 4)) @ rng.normal(size=(4, WIDTH))).astype(np.float32)
+    text = "e = Gather(table, ids)\nh = MatMul(e, up)\na = Tanh(h)\n"
+    if head == "MatMul":
+        text += "f = Transpose <perm=[1,0]> (table)\ny = MatMul(a, f)"
+    else:
+        text += "one = Gather <axis=1> (a, zero)\ny = Gemm <transB=1> (one, table)"
+    weights = {"table": table, "up": (WIDTH, WIDTH), "zero": np.array(0, dtype=np.int64)}
+    model = tiny("int64[N,S] ids => float[] y", text, {k: v for k, v in weights.items() if k in text}, recorded=False)
+    ir.save(model, tmp_path / "tied.onnx")
+    data = {"ids": rng.integers(0, 200, (SAMPLES, 6))}
+    choices = {"target_params": "70%", "blocks": ("embedding",), "round_to": 1}
+    result = onnxgrail.compress(tmp_path / "tied.onnx", tmp_path / "out.onnx", data=data, **choices)
+    (block,) = [block for block in result.report.data["blocks"] if block["kind"] == "embedding"]
+    assert 4 <= block["kept"] < WIDTH
+    slim = ir.load(tmp_path / "out.onnx")
+    assert {node.domain for node in slim.graph} == {""}
+    want = run(model, data)["y"]
+    assert np.abs(run(slim, data)["y"] - want).max() < 0.02 * np.abs(want).max()
+
+
 def test_the_vision_transformer_loses_less_than_without_its_stream() -> None:
     vit = load("digits_vit")
     held_out = np.load(vit.heldout)

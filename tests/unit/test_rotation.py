@@ -235,13 +235,41 @@ def test_a_table_gets_a_basis_of_its_own() -> None:
     survey = trace(other, observe(other, feed(other)))
     (block,) = [b for b in survey.blocks if b.kind == "embedding"]
     assert block.ranked == "table"
-    projected_table = model.clone()
-    values = model.graph.initializers["table"].const_value
+    check_same(run(without(other, survey, KEPT), feed(model)), run(with_rank(model, basis), feed(model)))
+
+
+def with_rank(model: ir.Model, basis: Floats) -> ir.Model:
+    """The model with its table projected on the first vectors of a basis."""
+    other, values, narrow = model.clone(), model.graph.initializers["table"].const_value, basis[:, :KEPT]
     assert values is not None
-    narrow = basis[:, :KEPT]
     numbers = (values.numpy() @ narrow @ narrow.T).astype(np.float32)
-    projected_table.graph.initializers["table"].const_value = ir.tensor(numbers, name="table")
-    check_same(run(without(other, survey, KEPT), feed(model)), run(projected_table, feed(model)))
+    other.graph.initializers["table"].const_value = ir.tensor(numbers, name="table")
+    return other
+
+
+TIED = {
+    "transposed": "f = Transpose <perm=[1,0]> (table)\ny = MatMul(a, f)",
+    "one row": "one = Gather <axis=1> (a, zero)\ny = Gemm <transB=1> (one, table)",
+    "looked up twice": """
+        f = Transpose <perm=[1,0]> (table)
+        z = MatMul(a, f)
+        b = Gather(table, ids)
+        y = Concat <axis=-1> (z, b)""",
+}
+
+
+@pytest.mark.parametrize("head", TIED)
+def test_a_table_that_is_the_head_too_gets_a_basis_of_its_own(head: str) -> None:
+    text = f"e = Gather(table, ids)\nr = Relu(e)\nh = MatMul(r, up)\na = Relu(h)\n{TIED[head]}"
+    used = {"table": (60, WIDTH), "up": (WIDTH, WIDTH), "zero": np.array(0, dtype=np.int64)}
+    model, basis = tiny("int64[N,S] ids => float[] y", text, used, recorded=False), orthogonal()
+    found = rotatable(model, survey_of(model, feed(model)).facts, ("embedding",))
+    assert list(found.streams) == ["table"]
+    other = rotate(found, {"table": basis})
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    assert sum(np.prod(v.shape.numpy()) == 60 * WIDTH for v in other.graph.initializers.values() if v.shape) == 1
+    survey = trace(other, observe(other, feed(other)))
+    check_same(run(without(other, survey, KEPT), feed(model)), run(with_rank(model, basis), feed(model)))
 
 
 def test_tables_that_something_else_reads_stay() -> None:

@@ -93,9 +93,9 @@ def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *
     chosen: dict[str, Stream] = {}
     with names_kept(model.graph):
         facts = separate(model, facts) if apart else facts
-        for name, looked_up in tables_of(model, facts).items():
+        for name, table in tables_of(model, facts).items():
             if wanted("embedding", name):
-                facts, chosen[name] = bridged(model, facts, name, looked_up)
+                facts, chosen[name] = bridged(model, facts, table)
         every = streams_of(model, facts, norms_of(model, facts))
         folded = fold_scales(model.graph, every, facts) if apart else None
         if folded is not None:
@@ -148,7 +148,8 @@ def _rotate(graph: ir.Graph, stream: Stream, facts: Facts, basis: Floats) -> Non
             values = values - values.mean(axis=slot.axis, keepdims=True)
         values = _along(values, slot.axis, basis)
         limit = slots.largest(array.dtype)
-        set_operands(graph, [(slot.node, slot.operand)], np.clip(values, -limit, limit).astype(array.dtype), captured)
+        places = [(slot.node, slot.operand), *slot.also]
+        set_operands(graph, places, np.clip(values, -limit, limit).astype(array.dtype), captured)
     for norm in stream.norms:
         _simplify(graph, norm, stream.name, facts.dtypes[norm.source.name or ""])
 

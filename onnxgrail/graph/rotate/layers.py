@@ -20,6 +20,7 @@ class Slot:
         axis: the axis.
         norm: for a weight that reads normalized values, their normalization.
         reads: the weight contracts the axis; otherwise the operand is added to the stream, or computes what is.
+        also: other operands that read the same constant.
     """
 
     node: ir.Node
@@ -27,6 +28,7 @@ class Slot:
     axis: int
     norm: Norm | None = None
     reads: bool = False
+    also: tuple[tuple[ir.Node, int], ...] = ()
 
     @property
     def value(self) -> ir.Value:

@@ -1,4 +1,4 @@
-"""Write rotated normalizations with standard operators, in the form that runtimes fuse into one kernel."""
+"""Write rotated normalizations and tied heads with standard operators, in forms that runtimes fuse or fold."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from onnxgrail.graph.attributes import number
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
-from onnxgrail.graph.rotate.marked import INSIDE, MARK, is_rotated
+from onnxgrail.graph.rotate.marked import INSIDE, MARK, MICROSOFT, TURNED, is_rotated
 
 FLOAT = ir.DataType.FLOAT
 AXES_INPUT = 18  # first opset in which ReduceMean takes its axes as an input
 
 
 def restore(model: ir.Model) -> None:
-    """Replace rotated normalizations by standard operators, in place; no mark of a rotation is left."""
+    """Replace what rotations need by standard operators, in place; no mark of a rotation is left."""
     graph = model.graph
+    _transpose_tables(model)
     found = [node for node in graph if is_rotated(node)]
     for node in graph:
         for name in (MARK, INSIDE):
@@ -31,6 +32,26 @@ def restore(model: ir.Model) -> None:
         writer = _Writer(graph, opset_of(model))
         for node in found:
             writer.write(node)
+
+
+def _transpose_tables(model: ir.Model) -> None:
+    """Let heads read the transpose of a table, which a runtime folds when it loads the model."""
+    graph = model.graph
+    turned: dict[ir.Value, ir.Value] = {}
+    for head in [node for node in graph if TURNED in node.metadata_props]:
+        table = head.inputs[1]
+        assert table is not None
+        if table not in turned:
+            name = free_name(graph, f"{table.name}/turned")
+            node = ir.Node("", "Transpose", [table], [ir.AttrInt64s("perm", [1, 0])], num_outputs=1, name=name)
+            node.outputs[0].name = name
+            graph.insert_before(head, node)
+            turned[table] = node.outputs[0]
+        head.op_type, head.domain = "MatMul", ""
+        del head.attributes["transB"], head.metadata_props[TURNED]
+        head.replace_input_with(1, turned[table])
+    if turned and not any(node.domain == MICROSOFT for node in graph):
+        del model.opset_imports[MICROSOFT]
 
 
 class _Writer:

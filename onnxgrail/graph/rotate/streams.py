@@ -50,6 +50,7 @@ class Stream:
         walls: places that do not allow a change of basis.
         tensors: name -> the tensor, its channel axis, and the normalization it comes from.
         sums: number of nodes that add two tensors of the stream.
+        measured: for a table, the tensors whose second moments give its basis.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Stream:
     walls: list[Wall] = field(default_factory=list)
     tensors: dict[ir.Value, tuple[int, Norm | None]] = field(default_factory=dict)
     sums: int = 0
+    measured: list[str] = field(default_factory=list)
 
     @property
     def normalized(self) -> list[str]:
@@ -81,11 +83,6 @@ def streams_of(model: ir.Model, facts: Facts, norms: Sequence[Norm]) -> list[Str
             if stream.sums and len(stream.norms) > 1:
                 found.append(stream)
     return found
-
-
-def stream_at(facts: Facts, value: ir.Value, axis: int, name: str) -> Stream:
-    """Return everything in the basis of a tensor that no normalization reads."""
-    return _Finder(facts, (), set()).follow(value, axis, name)
 
 
 class _Finder:

@@ -9,10 +9,9 @@ import onnx_ir as ir
 from onnxgrail.graph.attributes import number
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.rewrite.unique import free_name
-from onnxgrail.graph.rotate.marked import PLAIN
+from onnxgrail.graph.rotate.marked import MICROSOFT, PLAIN
 from onnxgrail.graph.trace.facts import Facts
 
-MICROSOFT = "com.microsoft"
 FUSED = {"SkipLayerNormalization": "LayerNormalization", "SkipSimplifiedLayerNormalization": PLAIN}
 EPSILON = 1e-12  # the default of both
 LAYER_NORM = 17  # first opset with LayerNormalization
