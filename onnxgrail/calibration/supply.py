@@ -35,7 +35,8 @@ def drawn(
 
 def sampling_of(recipe: Recipe) -> Sampling:
     """Return the number of samples, the batch size and the seed of a recipe."""
-    return Sampling(samples=recipe.samples, batch_size=recipe.batch_size, seed=recipe.seed)
+    feeds = 1 if recipe.max_loss is None else 2  # a search judges by feeds that its fits have not seen
+    return Sampling(samples=recipe.samples, batch_size=recipe.batch_size, seed=recipe.seed, feeds=feeds)
 
 
 def reading_for(recipe: Recipe) -> Reading:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
+from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.errors import MissingExtraError, ModelError, OutputError
 from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
+from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.tails import cut, joined
 from onnxgrail.machine.files.temporary import scratch
 
@@ -40,7 +42,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
     """Return the model with constants folded and nodes fused or removed, and the numbers of nodes.
 
     Raises:
-        ModelError: onnxslim fails, or the model is over 2 GiB.
+        ModelError: onnxslim fails, its result does not load, or the model is over 2 GiB.
         OutputError: there is no room for temporary files.
     """
     import onnxslim
@@ -56,10 +58,12 @@ def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:
             found = load(onnxslim.slim(onnx.load(path)))
             if weight_bytes(found) > weight_bytes(model):  # it has expanded repetitions of small constants
                 found = load(onnxslim.slim(onnx.load(path), size_threshold=FOLDED))
+            with open_session(pack(found), Setup.as_is()):
+                pass  # it can leave inputs of nodes without a source
     except OutputError:
         raise
     except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        text = " ".join(f"{type(error).__name__}: {error.args[0] if error.args else error}".split())[:300]
         raise ModelError(f"--simplify: onnxslim failed: {text}", hint="Leave out --simplify") from error
     found.metadata_props.update(model.metadata_props)
     found = joined(found, tail)

@@ -142,8 +142,8 @@ def folds_of(prepared: Prepared) -> tuple[Batches, list[Fold]]:
     batches, count = prepared.batches, len(prepared.batches)
     if count < 2:
         raise DataError(
-            f"{batches.source} has a single batch of {batches.samples} samples: none is left to judge the loss",
-            hint="Give more samples, a smaller --batch-size, or --held-out DATA",
+            f"{batches.source} has a single batch ({batches.samples} samples): none is left to judge the loss",
+            hint="Give more samples, or --held-out DATA",
         )
     halves = [tuple(range(start, count, 2)) for start in (0, 1)]
     return batches, [Fold(_part(prepared, halves[1 - n]), halves[n]) for n in (0, 1)]

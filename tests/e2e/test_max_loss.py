@@ -141,9 +141,14 @@ def test_few_samples_run_and_the_bound_is_said_to_be_loose(model: Path, tmp_path
     assert any("only 12 samples judge the loss" in note for note in data["notes"])
 
 
-def test_a_single_batch_leaves_none_to_judge(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="a single batch of 6 samples: none is left to judge the loss"):
-        compressed(model, tmp_path / "o.onnx", data=inputs(6))
+def test_samples_of_one_batch_are_split(model: Path, tmp_path: Path) -> None:
+    data = compressed(model, tmp_path / "o.onnx", data=inputs(6), max_loss=0.9)
+    assert any("only 6 samples judge the loss" in note for note in data["notes"])
+
+
+def test_a_single_sample_leaves_none_to_judge(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a single batch \(1 samples\): none is left to judge the loss"):
+        compressed(model, tmp_path / "o.onnx", data=inputs(1))
 
 
 def test_a_killed_search_goes_on_to_the_same_bytes(

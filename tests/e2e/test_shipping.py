@@ -17,7 +17,7 @@ from onnxgrail import models
 from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Feed
-from onnxgrail.errors import MissingExtraError, QuantisedError, UsageError
+from onnxgrail.errors import MissingExtraError, ModelError, QuantisedError, UsageError
 from onnxgrail.finishing import ship
 from onnxgrail.models import score
 from tests.command import run, said
@@ -197,6 +197,19 @@ def test_simplify_without_onnxslim(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "onnxslim" else real(name))
     with pytest.raises(MissingExtraError, match=r"onnxgrail\[simplify\]"):
         onnxgrail.compress(nets.mlp(), data=nets.vectors(), simplify=True, ratio=0.3)
+
+
+def test_a_simplified_graph_that_does_not_load_is_not_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    onnxslim = pytest.importorskip("onnxslim", reason="extra `simplify` is not installed")
+
+    def broken(model: onnx.ModelProto, **_: Any) -> onnx.ModelProto:
+        del model.graph.node[0]
+        return model
+
+    monkeypatch.setattr(onnxslim, "slim", broken)
+    with pytest.raises(ModelError, match=r"--simplify: onnxslim failed: .* Leave out --simplify"):
+        onnxgrail.compress(nets.mlp(), tmp_path / "o.onnx", data=nets.vectors(), simplify=True, ratio=0.3)
+    assert not list(tmp_path.iterdir())
 
 
 def test_simplified_graphs_compute_the_same(tmp_path: Path) -> None:

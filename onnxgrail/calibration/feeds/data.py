@@ -118,7 +118,7 @@ def read_apart(
     if group.size == 1:
         _scan(parts, signature, chosen)
     pile = _Pile(parts=parts, signature=signature, label=label, hint=hint, group=group)
-    cut = partial(_cut, pile, batch_size=sampling.batch_size)
+    cut = partial(_cut, pile, sampling)
     if not held:
         return cut(chosen, notes=notes), None
     if apart is None and fixed > 1 and not _stackable(parts, signature):  # samples of several files may not fill it
@@ -224,11 +224,11 @@ class _Pile:
     group: Group
 
 
-def _cut(pile: _Pile, chosen: Ints, *, batch_size: int, notes: list[str]) -> Batches:
+def _cut(pile: _Pile, sampling: Sampling, chosen: Ints, *, notes: list[str]) -> Batches:
     """Return the chosen samples in batches; notes are added to those given."""
     parts, signature, label, group = pile.parts, pile.signature, pile.label, pile.group
     fixed = fixed_batch(signature)
-    size = fixed or batch_size
+    size = fixed or min(sampling.batch_size, -(-len(chosen) // sampling.feeds))
     feeds: list[Take] = []
     dropped = 0
     for heap, rows in _heaps(parts, signature, chosen):

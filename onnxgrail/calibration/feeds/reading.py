@@ -22,11 +22,13 @@ class Sampling:
         samples: number of samples; None for all that the data hold.
         batch_size: samples per feed if the model leaves it open.
         seed: seed of random samples.
+        feeds: least number of feeds, smaller ones if there are few samples.
     """
 
     samples: int | None = None
     batch_size: int = 8
     seed: int = 0
+    feeds: int = 1
 
 
 ALL = Sampling()
