@@ -53,6 +53,7 @@ def notes_of(
         decision.allocation.note,
         _more(decision.allocation.found),
         _loose(decision.allocation.found),
+        _blind(decision.allocation.found),
         _unjudged(recipe, decision.allocation.found),
         _missed(budget),
         _early(recipe),
@@ -83,6 +84,14 @@ def _loose(found: Found | None) -> str:
         f"only {loss.samples} samples judge the loss: its mean is {loss.mean:.2%}, its upper bound {loss.bound:.2%}; "
         "more samples allow more"
     )
+
+
+def _blind(found: Found | None) -> str:
+    """Return a note on a user's metric that sees no loss at all: its inputs may hold nothing that it could lose."""
+    loss = None if found is None else found.loss
+    if loss is None or loss.kind != "metric" or loss.bound > 0:
+        return ""
+    return f"{loss.name} is 0 on all {loss.samples} samples: give samples on which it can lose something"
 
 
 def _unjudged(recipe: Recipe, found: Found | None) -> str:

@@ -183,6 +183,14 @@ def test_a_metric_of_the_user_judges(model: Path, tmp_path: Path) -> None:
     assert data["blocks"][0]["kept"] < WIDTH
 
 
+def test_a_metric_that_sees_no_loss_is_told(model: Path, tmp_path: Path) -> None:
+    def blind(reference: Any, _candidate: Any, _labels: Any) -> Any:
+        return np.zeros(len(next(iter(reference.values()))))
+
+    data = compressed(model, tmp_path / "o.onnx", metric=blind, max_loss=0.1)
+    assert any("is 0 on all" in note and "can lose something" in note for note in data["notes"])
+
+
 @pytest.mark.parametrize(
     ("metric", "choices", "error", "text"),
     [
