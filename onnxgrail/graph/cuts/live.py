@@ -12,6 +12,8 @@ import onnx_ir as ir
 from onnxgrail.core import Ints
 from onnxgrail.graph.trace.facts import Facts, captures
 
+SEQUENCES = frozenset({"SplitToSequence", "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase"})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lives:
@@ -55,6 +57,8 @@ class Lives:
 def lives(model: ir.Model, facts: Facts, effort: Sequence[int]) -> Lives:
     """Compute live ranges over the nodes of a graph; constants and values computed from them have none.
 
+    Sequences have none either: no cut keeps them, so the tensors of which they are made live as long.
+
     Args:
         model: the graph.
         facts: shapes and constants.
@@ -63,11 +67,16 @@ def lives(model: ir.Model, facts: Facts, effort: Sequence[int]) -> Lives:
     born: dict[str, int] = {v.name: 0 for v in model.graph.inputs if v.name and v.name not in facts.constants}
     inputs = set(born)
     last: dict[str, int] = {}
+    parts: dict[str, set[str]] = {}  # of sequences
     count = 0
     for position, node in enumerate(model.graph):
         count = position + 1
         read = {v.name for v in node.inputs if v is not None and v.name} | captures(node)
-        last.update(dict.fromkeys(read & born.keys(), position))
+        read = read.union(*(parts.get(name, ()) for name in read)) & born.keys()
+        last.update(dict.fromkeys(read, position))
+        if node.op_type in SEQUENCES:
+            parts.update((value.name, read) for value in node.outputs if value.name)
+            continue
         for value in node.outputs:
             if value.name and value.name not in facts.constants:
                 born[value.name] = position + 1

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnxgrail.graph.trace.facts import Facts, captures
 
+COUNTING = frozenset({"NonZero", "Unique", "Compress", "NonMaxSuppression"})  # as many results as there are hits
+SIZED = frozenset({"Shape", "Size"})  # of known length, whatever they measure
+WRITES = frozenset({"ScatterND", "ScatterElements", "Scatter"})  # as large as their first input
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Index:
-    """The values of a graph by name and the order of its nodes, computed once for many cuts."""
+    """What many cuts of a graph need to know of it.
+
+    Attributes:
+        values: by name.
+        order: of the nodes.
+        counted: names of values whose size depends on the numbers in the inputs.
+    """
 
     values: Mapping[str, ir.Value]
     order: Mapping[ir.Node, int]
+    counted: Collection[str]
 
 
 def index_of(graph: ir.Graph) -> Index:
     """Return the index of a graph that will not change."""
     values = {**graph.initializers, **{v.name: v for v in graph.inputs if v.name}}
     values |= {v.name: v for node in graph for v in node.outputs if v.name}
-    return Index(values, {node: number for number, node in enumerate(graph)})
+    return Index(values, {node: number for number, node in enumerate(graph)}, _counted(graph))
+
+
+def _counted(graph: ir.Graph) -> set[str]:
+    """Return the names of values with a size that depends on how many numbers an operator finds (routed tokens)."""
+    found: set[str] = set()
+    for node in graph:
+        operands = node.inputs[:1] if node.op_type in WRITES else () if node.op_type in SIZED else node.inputs
+        if node.op_type in COUNTING or any(value is not None and value.name in found for value in operands):
+            found.update(value.name for value in node.outputs if value.name)
+    return found
 
 
 def cut(
@@ -62,16 +83,17 @@ def cut(
         name = value.name or ""
         if name in facts.shapes:  # the runtime needs an element type; sizes stay unknown
             value.type = ir.TensorType(ir.DataType.from_numpy(facts.dtypes[name]))
-            value.shape = ir.Shape(_declared(name, facts))
+            value.shape = ir.Shape(_declared(name, facts, index))
     piece = ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
     graph.opset_imports.update(model.opset_imports)
     return piece
 
 
-def _declared(name: str, facts: Facts) -> list[int | None]:
+def _declared(name: str, facts: Facts, index: Index) -> list[int | None]:
     """Leave sizes unknown, except the length of a target shape: the runtime infers ranks from it."""
     shape = facts.shapes[name]
-    if len(shape) == 1 and facts.dtypes[name].kind in "iu" and name in facts.values and name not in facts.varying:
+    fixed = name in facts.values and name not in facts.varying and name not in index.counted
+    if len(shape) == 1 and facts.dtypes[name].kind in "iu" and fixed:
         return list(shape)
     return [None] * len(shape)
 
