@@ -52,6 +52,20 @@ def test_bodies_keep_what_they_read_alive() -> None:
     assert set(lives(model, facts, [1] * len(model.graph)).at(3)) == {"b", "h", "flag"}
 
 
+def test_no_cut_keeps_a_sequence() -> None:
+    text = """
+        h = Relu(x)
+        s = SplitToSequence <axis=0, keepdims=1> (h)
+        a = SequenceAt(s, zero)
+        r = Relu(a)
+        b = SequenceAt(s, one)
+        y = Add(r, b)"""
+    numbers = {"zero": np.array(0, dtype=np.int64), "one": np.array(1, dtype=np.int64)}
+    model = tiny("float[2,3] x => float[1,3] y", text, numbers)
+    _, found = observed(model)
+    assert [set(found.at(position)) for position in (2, 3, 4)] == [{"h"}, {"h", "a"}, {"h", "r"}]
+
+
 def test_constants_never_live() -> None:
     model = tiny("float[N,6] x => float[] y", "c = Neg(one)\nd = Exp(c)\nh = Mul(x, d)\ny = Abs(h)", {"one": scalar(1)})
     _, found = observed(model)

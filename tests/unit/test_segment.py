@@ -13,7 +13,7 @@ from onnxgrail.graph.cuts.live import lives
 from onnxgrail.graph.cuts.segment import cut
 from onnxgrail.graph.io.serial import to_bytes
 from tests.oracle import run
-from tests.tiny import cnn, feed, ints, mlp, tiny
+from tests.tiny import cnn, feed, ints, mlp, scalar, tiny
 
 
 @pytest.mark.parametrize("model", [mlp(3), cnn()], ids=["mlp", "cnn"])
@@ -84,3 +84,12 @@ def test_a_target_shape_that_is_an_input_of_a_piece_keeps_its_length() -> None:
     piece = cut(model, ["r", "sizes"], ["y"], facts)
     values = {"r": np.zeros(facts.shapes["r"], np.float32), "sizes": facts.values["sizes"]}
     assert run(to_bytes(piece), values)["y"].shape == (3, 8, 6, 6)
+
+
+def test_a_number_of_hits_is_not_declared() -> None:
+    text = "p = Greater(x, zero)\nn = NonZero(p)\ni = Reshape(n, flat)\na = Gather(x, i)\ny = Relu(a)"
+    model = tiny("float[6] x => float[] y", text, {"zero": scalar(0), "flat": ints(-1)}, recorded=False)
+    facts = observe(model, {"x": np.array([1, -1, 1, -1, 1, -1], dtype=np.float32)})
+    piece = cut(model, ["i", "x"], ["y"], facts)
+    other = {"x": np.arange(6, dtype=np.float32), "i": np.arange(1, 6)}
+    np.testing.assert_array_equal(run(piece, other)["y"], np.arange(1, 6))
