@@ -16,7 +16,7 @@ WRITES = frozenset({"ScatterND", "ScatterElements", "Scatter"})  # as large as t
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Index:
-    """What many cuts of a graph need to know of it.
+    """Facts on a graph that many cuts need.
 
     Attributes:
         values: by name.

@@ -151,7 +151,7 @@ def _squared(node: ir.Node | None, facts: Facts) -> ir.Value | None:
 def _epsilon(node: ir.Node, facts: Facts) -> tuple[float, ir.Node | None]:
     """Return the constant that is added to a mean, and the node that adds it.
 
-    Exporters leave out a constant near zero: then it is zero, and the node that of the mean.
+    Exporters leave out a constant near zero. The result is then zero and the node of the mean.
     """
     reader = _sole(node.outputs[0])
     if reader is not None and reader.op_type == "Sqrt":

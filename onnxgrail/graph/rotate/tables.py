@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.fittable.tables import Table, tables
@@ -28,6 +29,8 @@ def _fits(table: Table, graph: ir.Graph, facts: Facts) -> bool:
         return False
     looked_up = [node.outputs[0] for node in table.lookups]
     measured = [*looked_up, *(node.inputs[0] for node in table.products)]
+    if facts.dtypes[table.weight] == np.float64:  # ONNX Runtime has no kernel for its product with a transposed table
+        return False
     known = all(value is not None and facts.has_floats(value.name or "") for value in measured)
     return known and all(value.uses() and not value.is_graph_output() for value in looked_up)
 
