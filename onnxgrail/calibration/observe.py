@@ -154,7 +154,7 @@ def _elsewhere(relay: Relay, feeds: Sequence[Feed]) -> tuple[Feed | None, Mappin
     """Return the first feed that the model accepts, and the shapes it gives; None and {} if all sizes are fixed."""
     for feed in feeds:
         try:
-            return feed, {name: np.shape(array) for found in relay.run(feed) for name, array in found.items()}
+            return feed, {name: np.shape(a) for found in chain([feed], relay.run(feed)) for name, a in found.items()}
         except ModelError:  # fixed sizes are not an error here
             continue
     return None, {}

@@ -11,6 +11,7 @@ import numpy as np
 from onnxgrail.core import Feed
 
 STATES = re.compile(r"present|past|cache|state|hidden|memory|(?<![a-z])[hc][xn]?(?![a-z])")
+SHORT = re.compile(r"^([hc])[nx]$")  # states of recurrent layers: hn is fed back as h or h0
 SIDES = frozenset({"past", "present", "in", "out", "input", "output", "prev", "next", "new", "old", "n", "last"})
 
 
@@ -60,7 +61,7 @@ def _lower(name: str) -> str:
 
 def _alike(name: str, other: str) -> bool:
     """Return True if two names differ only in words that mark the side of the model, such as `past` and `present`."""
-    mine, theirs = (set(re.findall(r"[a-z]+|\d+", _lower(n))) - SIDES for n in (name, other))
+    mine, theirs = ({SHORT.sub(r"\1", w) for w in re.findall(r"[a-z]+|\d+", _lower(n))} - SIDES for n in (name, other))
     numbers = [{word for word in words if word.isdigit()} for words in (mine, theirs)]
     return bool((mine & theirs) - numbers[0]) and (numbers[0] == numbers[1] or not all(numbers))
 

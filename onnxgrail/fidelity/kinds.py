@@ -20,7 +20,8 @@ SLACK = 1e-3  # tolerance of a sum of probabilities
 VECTOR = 64  # more numbers per token than this are a vector
 VOCABULARY = 1000  # least columns of scores of a vocabulary
 SHARP = 0.2  # least mean of the highest probability for many columns to count as class scores
-FEW = 16  # up to this many columns are class scores even if their softmax is flat
+FEW = 16  # up to this many columns are class scores even if no class stands out, unless their softmax is flat
+FLAT = 0.1  # share of the way from equal probabilities to a certain class below which a softmax is flat
 SEEN = 8  # least samples for the test for one common pattern
 OFTEN = 0.5  # a class with a larger mean probability is the background
 PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
@@ -216,12 +217,14 @@ def _pattern(look: _Look) -> tuple[Part, ...]:
 
 
 def _class_row(look: _Look) -> tuple[Part, ...]:
-    rows = look.rows
-    named = bool(SCORES.search(look.words))
-    clear = rows.shape[1] <= FEW or probabilities(rows, "logits").max(axis=1).mean() >= SHARP
-    if named or clear:
+    columns = look.rows.shape[1]
+    named, few, equal = bool(SCORES.search(look.words)), columns <= FEW, 1 / columns
+    highest = probabilities(look.rows, "logits").max(axis=1).mean()
+    if named or highest >= (equal + FLAT * (1 - equal) if few else SHARP):
         why = "named as scores" if named else "one row of scores"
         return (Part(kind="classes", why=why, form="logits", axis=1, rows=True),)
+    if few:
+        return (Part(kind="values", why="a few numbers, and no class stands out"),)
     return (Part(kind="embedding", why="one row of many numbers, no class stands out"),)
 
 

@@ -93,3 +93,16 @@ def test_a_number_of_hits_is_not_declared() -> None:
     piece = cut(model, ["i", "x"], ["y"], facts)
     other = {"x": np.arange(6, dtype=np.float32), "i": np.arange(1, 6)}
     np.testing.assert_array_equal(run(piece, other)["y"], np.arange(1, 6))
+
+
+def test_lengths_per_sample_are_not_taken_for_a_target_shape() -> None:
+    """One whole number per sample has a known value in the probe run, and other batches have other sizes."""
+    model = tiny(
+        "float[N,4] x, int64[N] lengths => float[N,4] y",
+        "r = Relu(x)\nd = Cast<to=1>(lengths)\nu = Unsqueeze(d, one)\ny = Mul(r, u)",
+        {"one": ints(1)},
+    )
+    facts = observe(model, {"x": np.ones((2, 4), np.float32), "lengths": np.array([3, 4])})
+    piece = cut(model, ["r", "lengths"], ["y"], facts)
+    given = {"r": np.ones((5, 4), np.float32), "lengths": np.arange(5)}
+    assert run(to_bytes(piece), given)["y"].sum() == 40

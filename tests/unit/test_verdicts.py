@@ -96,6 +96,8 @@ CASES: dict[str, tuple[str, Array, tuple[str, ...], Clues]] = {
     "whole numbers": ("y", RNG.integers(0, 9, (N, 5)), ("labels",), Clues()),
     "8-bit levels": ("y", RNG.integers(0, 255, (N, 50)).astype(np.uint8), ("values",), Clues()),
     "a cache": ("present.0.key", normal(2, 5, 4), ("state",), Clues(fed={"past_key_values.0.key": (N, 2, 4, 4)})),
+    "numbers of a box": ("dense_5", normal(4, scale=0.1), ("values",), Clues()),
+    "a cell state": ("cn", normal(1, 3), ("state",), Clues(fed={"h": (N, 1, 3), "c": (N, 1, 3)})),
     "a state": ("stateN", normal(3), ("state",), Clues(fed={"state": (N, 3)})),
     "another cache": (
         "present.0.key",
