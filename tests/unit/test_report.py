@@ -10,6 +10,7 @@ import pytest
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Outcome, Probe, Recipe, Reducer, Refusal, Slot, Status
 from onnxgrail.errors import ModelError, OutputError
+from onnxgrail.machine.files import paths
 from onnxgrail.machine.files.paths import check_input, check_output, default_output, write_text
 from onnxgrail.machine.job import Job
 from onnxgrail.report.blocks import block_entry
@@ -211,6 +212,16 @@ def test_outputs_are_checked_before_the_work(tmp_path):
             check_output(wrong)
     with pytest.raises(ModelError, match="no file"):
         check_input(tmp_path / "absent.onnx")
+
+
+def test_a_link_among_the_devices_is_never_replaced(tmp_path, monkeypatch):
+    """/dev/stdout leads to a regular file if the output of the command goes to one."""
+    (tmp_path / "out.txt").write_text("")
+    (tmp_path / "stdout").symlink_to(tmp_path / "out.txt")
+    check_output(tmp_path / "stdout", force=True)
+    monkeypatch.setattr(paths, "DEVICES", tmp_path)
+    with pytest.raises(OutputError, match="is not a regular file"):
+        check_output(tmp_path / "stdout", force=True)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -16,6 +16,8 @@ from onnxgrail.machine.files.drafts import clear, draft
 
 NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EISDIR})
 
+DEVICES = Path("/dev")
+
 
 def default_output(source: Path) -> Path:
     """Return `model.compressed.onnx` next to `model.onnx`."""
@@ -134,7 +136,8 @@ def check_output(target: Path, *, force: bool = False, what: str = "output") -> 
     """
     if target.is_dir():
         raise OutputError(f"{what} {str(target)!r} is a folder", hint="Give a file name")
-    if target.exists() and not target.is_file():
+    stream = target.is_symlink() and _real(target.parent) == DEVICES  # /dev/stdout: the link would be replaced
+    if target.exists() and (stream or not target.is_file()):
         raise OutputError(f"{what} {str(target)!r} is not a regular file", hint="Give a file name")
     if target.exists() and not force:
         raise OutputError(f"{what} {str(target)!r} exists", hint="Use --force to replace it")
