@@ -15,11 +15,13 @@ from onnx import TensorProto, helper
 
 import onnxgrail
 from onnxgrail import models
+from onnxgrail.calibration.observe import observe
+from onnxgrail.core import Recipe
 from onnxgrail.errors import NothingToCompressError, UsageError
-from onnxgrail.graph.bits.plan import SPARED
+from onnxgrail.graph.bits.plan import SPARED, plan_of
 from onnxgrail.narrowing.bits.rounding import CODED
 from onnxgrail.recipe import storage
-from tests.tiny import tiny
+from tests.tiny import feed, tiny
 
 from . import nets
 from .test_few_bits import ROWS, goes_on, lost
@@ -216,6 +218,15 @@ def test_a_size_is_met_with_standard_operators(opset: int, size: float, tmp_path
     found, report = small(tmp_path / "m.onnx", "q.onnx", target_size=f"{size:%}", qdq=True, effort="fast")
     assert found.stat().st_size == report["model"]["bytes_after"] <= report["model"]["budget"]["limit"]
     assert {entry.domain for entry in onnx.load(found).opset_import} == {""}
+
+
+def test_a_weight_of_16_bits_is_no_matrix_in_blocks() -> None:
+    """A narrowed weight can have the form of such a matrix where the whole weight has not."""
+    model = tiny("float[N,80] x => float[N,20] y", "y = MatMul(x, w)", {"w": (80, 20)})
+    facts = observe(model, feed(model))
+    assert len(plan_of(model, facts, Recipe(), {"w": 8}).matrices) == 1
+    assert not plan_of(model, facts, Recipe(), {"w": 16}).matrices
+    assert not plan_of(model, facts, Recipe(), {"conv": 16}).matrices
 
 
 def test_tools_quantize_after_the_size_was_counted(wide: Path) -> None:

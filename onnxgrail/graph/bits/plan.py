@@ -108,6 +108,7 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
         ModelError: a weight holds NaN or infinity.
     """
     known, looked_up = matrices(model), tables(model)
+    bits = {name: few if few <= TABLE else FLOAT for name, few in bits.items()}  # 16 bits are no form of a matrix
     least = min(bits.values(), default=WEIGHTS.get(recipe.quantize, FLOAT))
     left = unpackable(model, known, facts.constants)
     for node in {node for table in looked_up for node in table.products}:
