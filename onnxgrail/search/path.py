@@ -6,13 +6,15 @@ Pure functions on losses of single blocks and on a cost.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths
 from onnxgrail.search.harms import Harm
 
 ON_PATH = 0.9  # share of a schedule that is the path
+LEAST = 1e-4  # share of the cost that a step saves at least: a modeled latency is not known better
 TINY = 1e-12  # harm of a step that was measured as none: such steps go by what they save
 
 
@@ -87,10 +89,15 @@ def path_of(harms: Sequence[Harm], cost: Cost, power: float, most: float) -> Pat
     before = now = cost(full)
     waiting: list[tuple[float, int]] = [(0.0, number) for number in range(len(harms))]
     steps: list[Step] = []
+
+    def saved(block: str, width: int) -> float:
+        found = now - cost({**widths, block: width})
+        return found if found > LEAST * before else 0.0
+
     while waiting:
         _, number = heapq.heappop(waiting)
         harm = harms[number]
-        found = _best(harm, widths, spent[harm.block], cost, now, power)
+        found = _best(harm, widths[harm.block], spent[harm.block], power, partial(saved, harm.block))
         if found is None:
             continue
         rate, width = found
@@ -115,16 +122,16 @@ def _between(harm: Harm, width: int, least: int, power: float) -> list[tuple[int
     return [(level, loss**power) for level, loss in pairs if least <= level < width]
 
 
-def _best(harm: Harm, widths: Widths, spent: float, cost: Cost, now: float, power: float) -> tuple[float, int] | None:
+def _best(
+    harm: Harm, width: int, spent: float, power: float, saved: Callable[[int], float]
+) -> tuple[float, int] | None:
     """Return the lowest harm per saved cost that a block offers, and the width then; None if no width saves."""
     found: tuple[float, int] | None = None
-    for width, loss in zip(harm.levels, harm.losses, strict=True):
-        if width >= widths[harm.block]:
-            continue
-        saved = now - cost({**widths, harm.block: width})
-        rate = max(loss**power - spent, TINY) / saved if saved > 0 else 0.0
-        if saved > 0 and (found is None or rate < found[0]):
-            found = rate, width
+    for level, loss in zip(harm.levels, harm.losses, strict=True):
+        less = saved(level) if level < width else 0.0
+        rate = max(loss**power - spent, TINY) / less if less > 0 else 0.0
+        if less > 0 and (found is None or rate < found[0]):
+            found = rate, level
     return found
 
 

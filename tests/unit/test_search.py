@@ -81,6 +81,14 @@ def test_every_step_is_the_one_of_least_harm_per_saved_cost() -> None:
             assert rates[block, after[block]] == pytest.approx(min(rates.values()))
 
 
+def test_a_step_that_saves_next_to_nothing_is_not_taken() -> None:
+    """A fitted latency tells 63 channels from 64, which the kernels compute alike."""
+    path = path_of([harm("a", 64, (63, 0.0), (48, 0.01))], lambda widths: 1e6 - (-widths["a"] // 16) * 1e3, 1.0, 1.0)
+    assert [step.width for step in path.steps] == [48]
+    tiny = path_of([harm("a", 64, (63, 0.0))], lambda widths: 1e6 + widths["a"], 1.0, 1.0)
+    assert not tiny.steps
+
+
 def test_a_path_ends_at_the_loss_that_is_given() -> None:
     path = path_of([harm("a", 8, (6, 0.01), (4, 0.02), (2, 0.5))], product, 1.0, 0.1)
     assert path.widths(len(path)) == {"a": 4}
