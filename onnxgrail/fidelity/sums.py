@@ -189,18 +189,19 @@ def _apart(a: Floats, b: Floats, mask: Bools | None, right: Ints | None, scores:
     if mask is not None:
         shown = mask.reshape(*mask.shape, *([1] * (a.ndim - 2)))
         a, b = np.where(shown, a, 0.0), np.where(shown, b, 0.0)
-    # Masked logits hold minus infinity, which has no distance.
-    finite = np.isfinite(a)
-    bad = flat(finite & ~np.isfinite(b))
-    usable = finite & np.isfinite(b)
-    x, y = (flat(np.where(usable, v, 0.0)) for v in (a, b))
+    x, y = flat(a), flat(b)
+    bad = np.zeros((len(x), 1), bool)
+    if not (is_finite(x) and is_finite(y)):  # masked logits hold minus infinity, which has no distance
+        usable = np.isfinite(x) & np.isfinite(y)
+        bad = np.isfinite(x) & ~np.isfinite(y)
+        x, y = np.where(usable, x, 0.0), np.where(usable, y, 0.0)
     far = x - y
     rows, agree, kl, known = _rows(a, b, mask, right) if scores else (*_nothing(len(a)), Hits())
     return Distances(
         cosine=np.where(bad.any(axis=1), 0.0, cosines(x, y)),
         error=np.einsum("ij,ij->i", far, far),
         energy=np.einsum("ij,ij->i", x, x),
-        max_abs=np.abs(far).max(axis=1, initial=0.0),
+        max_abs=np.maximum(far.max(axis=1, initial=0.0), -far.min(axis=1, initial=0.0)),
         broken=bad.sum(axis=1),
         rows=rows,
         agree=agree,
@@ -209,6 +210,12 @@ def _apart(a: Floats, b: Floats, mask: Bools | None, right: Ints | None, scores:
         logits=scores,
         hits=known,
     )
+
+
+def is_finite(array: Array) -> bool:
+    """Return True if no value is NaN or infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())  # a sum of finite values can overflow
 
 
 def flat(array: Array) -> Array:
@@ -244,7 +251,7 @@ def probable(array: Array) -> bool:
 
 def cosines(a: Floats, b: Floats) -> Floats:
     """Compute the cosine per row; 1 if both rows are zero, 0 if one is."""
-    norm_a, norm_b = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
+    norm_a, norm_b = (np.sqrt(np.einsum("ij,ij->i", rows, rows)) for rows in (a, b))
     empty = (norm_a == 0) & (norm_b == 0)
     scale = norm_a * norm_b
     dots = np.einsum("ij,ij->i", a, b)

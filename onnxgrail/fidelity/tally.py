@@ -14,7 +14,7 @@ from onnxgrail.fidelity.kinds import SLACK, Part, parts_of
 from onnxgrail.fidelity.measures import MEASURES, Batch, active
 from onnxgrail.fidelity.result import Fidelity, Verdict, finish
 from onnxgrail.fidelity.spread import Spread
-from onnxgrail.fidelity.sums import BLOCK, Distances, Sums, distances, pairs
+from onnxgrail.fidelity.sums import BLOCK, Distances, Sums, distances, is_finite, pairs
 from onnxgrail.fidelity.tables import kind_of
 from onnxgrail.fidelity.verdicts import rank, verdict_of
 
@@ -169,11 +169,12 @@ class _Seen:
             cut = slice(start, start + step)
             shown = None if mask is None else mask[cut]
             a, b = (_columns(side[cut], part) for side in (self.wanted, self.got))
-            usable = np.isfinite(a) & np.isfinite(b)
-            if shown is not None:
-                usable &= shown.reshape(*shown.shape, *([1] * (a.ndim - 2)))
+            if shown is not None or not (is_finite(a) and is_finite(b)):
+                usable = np.isfinite(a) & np.isfinite(b)
+                if shown is not None:
+                    usable &= shown.reshape(*shown.shape, *([1] * (a.ndim - 2)))
+                a, b = np.where(usable, a, 0.0), np.where(usable, b, 0.0)
             far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})
-            a, b = np.where(usable, a, 0.0), np.where(usable, b, 0.0)
             some = None if read is None else read[cut]
             yield Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some)
 
@@ -197,6 +198,11 @@ class _Seen:
             if mask is not None and shape[axis] > 1:
                 return np.expand_dims(mask, 3 - axis)
         return None
+
+
+def _in_range(values: Array) -> bool:
+    """Return True if all values can be probabilities."""
+    return not values.size or bool(values.min() >= -SLACK and values.max() <= 1 + SLACK)
 
 
 def _columns(values: Array, part: Part) -> Floats:
@@ -296,10 +302,10 @@ class _Judge:
                 return False
             if part.center is not None and part.center.shape != seen.wanted.shape[1:]:
                 return False
-            if part.form == "probabilities":
-                for batch in seen.blocks(part):
-                    if batch.a.size and (batch.a.min() < -SLACK or batch.a.max() > 1 + SLACK):
-                        return False
+            if part.form == "probabilities" and not (
+                _in_range(seen.wanted) or all(_in_range(batch.a) for batch in seen.blocks(part))
+            ):
+                return False
         return True
 
     def result(self) -> tuple[Table, ...]:
