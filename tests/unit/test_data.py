@@ -97,6 +97,24 @@ def test_ready_feeds_are_passed_as_they_are(signature, arrays):
         np.testing.assert_array_equal(feeds[0][name], array)
 
 
+def test_rows_of_stacked_feeds_are_feeds():
+    """Arrays of a model with states have no axis that counts samples, so that feeds are stacked along a new one."""
+    signature = (entry(shape=("batch", 3)), entry("state", (2, "batch", 5)), entry("rate", (), np.dtype(np.int64)))
+    states = np.arange(40, dtype=np.float32).reshape(4, 2, 1, 5)
+    arrays = {"x": rows(4)[:, None], "state": states, "rate": np.full(4, 16), "labels": np.arange(4)}
+    batches = read(arrays, signature)
+    assert batches.samples == len(batches) == 4
+    for number, (feed, labels) in enumerate(batches.labelled()):
+        assert {name: array.shape for name, array in feed.items()} == {"x": (1, 3), "state": (2, 1, 5), "rate": ()}
+        assert (feed["state"] == states[number]).all()
+        assert labels.values.tolist() == [number]
+    assert any("the first one counts 4 feeds" in note for note in batches.notes)
+    assert read({"x": rows(4)[:, None]}, signature[:1]).samples == 4
+    with pytest.raises(DataError, match="got rank 3"):
+        read({"x": rows(4)[..., None]}, signature[:1])
+    assert read({"rate": np.array(3)}, signature[2:]).samples == 1
+
+
 def test_ready_feed_must_have_the_fixed_sizes():
     signature = (entry(shape=(2, 3)), entry("y", (9,)))
     with pytest.raises(DataError, match="got 5 at axis 0"):

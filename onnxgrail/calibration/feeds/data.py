@@ -26,7 +26,7 @@ from onnxgrail.calibration.feeds.signature import (
     count_bad,
     describe,
 )
-from onnxgrail.calibration.feeds.taking import Take, gathered, rows_in, samples_in
+from onnxgrail.calibration.feeds.taking import Take, gathered, rows_in, samples_in, unstacked
 from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.errors import DataError
 from onnxgrail.machine.group.sums import SOLO, Group, shard_of
@@ -49,7 +49,8 @@ def read(
 
     The first axis counts samples.  A model with a fixed batch size gets batches of that size, and a last short batch is
     dropped with a note; otherwise the last batch may be shorter.  Arrays with different first axes, or inputs without a
-    batch axis, form one ready feed, which is passed as it is; so is every item of an iterable and every test_data_set.
+    batch axis, form one ready feed, which is passed as it is; so is every item of an iterable and every test_data_set,
+    and every row of arrays that all have one axis more than their inputs.
 
     Args:
         source: the data.
@@ -99,8 +100,9 @@ def read_apart(
     fixed = fixed_batch(signature) or 1
     seed, samples = sampling.seed, None if sampling.samples is None else max(sampling.samples, fixed)
     limit = None if samples is None else samples + (share_of(samples, fixed) if apart is None else apart)
-    parts = _parts(source, signature, limit, reading)
-    label = os.fspath(source) if isinstance(source, str | os.PathLike) else parts[0].source
+    read = _parts(source, signature, limit, reading)
+    label = os.fspath(source) if isinstance(source, str | os.PathLike) else read[0].source
+    parts = tuple(feed for part in read for feed in unstacked(part, signature))
     notes = [note for part in parts for note in part.notes]
     for part in parts:
         notes.extend(note for entry in signature for note in _check(part, entry))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,6 +33,38 @@ def gathered(parts: tuple[Part, ...], entry: Input, rows: Ints) -> Array:
             pieces.append(array[here])
         offset += len(array)
     return np.asarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def unstacked(part: Part, signature: Signature) -> tuple[Part, ...]:
+    """Return the feeds of a part whose arrays all have one axis more than their inputs; any other part as it is.
+
+    Models with states, whose axes hold no samples, get their feeds in this way.
+    """
+    shapes = [(part.arrays[entry.name].shape, entry.shape) for entry in signature]
+    lengths = {shape[0] if shape else None for shape, _ in shapes}
+    if part.ready or len(lengths) != 1 or None in lengths or not all(_is_row(shape[1:], of) for shape, of in shapes):
+        return (part,)
+    count, labels = rows_in(part, signature), part.labels
+    arrays = {entry.name: np.asarray(part.arrays[entry.name]) for entry in signature}
+    known = labels is not None and len(labels.values) == count
+    note = f"{part.source}: all arrays have one axis more than the inputs, so the first one counts {count} feeds"
+    return tuple(
+        replace(
+            part,
+            arrays={name: array[number] for name, array in arrays.items()},
+            ready=True,
+            notes=() if number else (*part.notes, note),
+            labels=replace(labels, values=labels.values[number : number + 1]) if known and labels else None,
+        )
+        for number in range(count)
+    )
+
+
+def _is_row(shape: Sequence[int], declared: Sequence[object] | None) -> bool:
+    """Return True if a shape has the rank and the fixed sizes of an input."""
+    if declared is None or len(shape) != len(declared):
+        return False
+    return all(not isinstance(dim, int) or dim == size for size, dim in zip(shape, declared, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
