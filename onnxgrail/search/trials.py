@@ -205,6 +205,6 @@ def _some(prepared: Prepared, blocks: int, near: Near) -> Batches:
     macs = counting.macs(prepared.model, prepared.survey) / prepared.samples
     least = min(max(HEAVY / max(macs * trials, 1.0), FEWEST), LEAST)
     samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, least), MOST)
-    each = max(1, batches.samples // max(len(batches), 1))
+    each = max(1, math.ceil(batches.samples / max(len(batches), 1)))  # the last feed may be shorter
     count = min(len(batches), math.ceil(samples / each))
     return part_of(batches, spread(batches, count))
