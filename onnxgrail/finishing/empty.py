@@ -102,8 +102,9 @@ def _amount(recipe: Recipe) -> str:
 def _beyond(search: Found, kind: str) -> tuple[str, str]:
     """Return why a search ended without a step, and a hint."""
     text = f"nothing can go within --max-loss {100 * search.limit:g}%"
-    other = "--minimize size, which may also give weights fewer bits, " if search.minimize == "latency" else ""
+    faster = search.minimize == "latency"
     if search.cheapest is None or not search.tried:
+        other = "--minimize size, " if faster else ""
         return f"{text}: no block has a step that saves {search.minimize}", f"Give {other}a larger loss, or a --ratio"
     block, width, units = search.cheapest
     lowest = min((one.loss for one in search.tried), key=lambda loss: loss.bound)
@@ -113,7 +114,8 @@ def _beyond(search: Found, kind: str) -> tuple[str, str]:
         f": {step} has a loss of {lowest.mean:.2%} on {lowest.samples} samples "
         f"({lowest.name} of {lowest.output}), which may be up to {lowest.bound:.2%}"
     )
-    return text, f"Give {other}--max-loss {_tenths(lowest.bound)}% or more, or more samples for a closer bound"
+    hint = f"Give --max-loss {_tenths(lowest.bound)}% or more, or more samples for a closer bound"
+    return text, hint + ("; --minimize size may also give weights fewer bits" if faster else "")
 
 
 def _tenths(loss: float) -> str:
