@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+MICROSOFT = "com.microsoft"  # domain of the operators that ONNX Runtime adds
 NUMBERS = (ir.AttributeType.INT, ir.AttributeType.FLOAT)
 
 

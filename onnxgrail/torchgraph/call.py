@@ -17,7 +17,6 @@ from onnxgrail.errors import UnsupportedOpError
 Tensor: TypeAlias = torch.Tensor
 Function = Callable[..., Any]  # (call, *inputs) -> a tensor, or a sequence of tensors for several outputs
 
-MICROSOFT = "com.microsoft"
 TYPES = {
     ir.DataType.FLOAT: torch.float32,
     ir.DataType.DOUBLE: torch.float64,

@@ -12,8 +12,9 @@ from onnxgrail.algebra.rounding.carried import carried, squared_error
 from onnxgrail.algebra.rounding.grid import nearest
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Array, Floats, Grid
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.bits.dequantize import dequantize_matrix, dequantize_table
-from onnxgrail.graph.bits.matrices import MICROSOFT, pack, stored_bytes
+from onnxgrail.graph.bits.matrices import pack, stored_bytes
 from onnxgrail.graph.bits.tables import pack_table, stored_table_bytes
 from onnxgrail.graph.fittable.matrices import matrices
 from onnxgrail.graph.fittable.tables import tables

@@ -8,14 +8,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Grid, Rounded
-from onnxgrail.graph.attributes import number
+from onnxgrail.graph.attributes import MICROSOFT, number
 from onnxgrail.graph.fittable.matrices import LINEAR, WEIGHTED, Matrix, refusal, swept
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.stored.packed import BYTE, packed_bits
 from onnxgrail.graph.trace.facts import key
-
-MICROSOFT = "com.microsoft"
 
 
 def stored_bytes(inputs: int, outputs: int, grid: Grid) -> int:

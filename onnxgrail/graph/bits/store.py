@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Grid, Recipe, Rounded
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.bits.dequantize import dequantize_matrix, dequantize_table
-from onnxgrail.graph.bits.matrices import MICROSOFT, pack
+from onnxgrail.graph.bits.matrices import pack
 from onnxgrail.graph.bits.plan import Plan
 from onnxgrail.graph.bits.tables import pack_table
 from onnxgrail.graph.fittable.matrices import Matrix

@@ -9,12 +9,12 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.cuts.judged import judge_at
 from onnxgrail.graph.trace.facts import captures, constant_of, key
 from onnxgrail.graph.trace.survey import Operand, Survey
 
 STANDARD = ("", "ai.onnx")
-MICROSOFT = "com.microsoft"
 # (domain is Microsoft's, op) -> operands of scale and bias (-1 for none), True if channels are axis 1
 FUSED: Mapping[tuple[bool, str], tuple[int, int, bool]] = {
     (False, "BatchNormalization"): (1, 2, True),

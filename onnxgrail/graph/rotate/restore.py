@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array
-from onnxgrail.graph.attributes import number
+from onnxgrail.graph.attributes import MICROSOFT, number
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
-from onnxgrail.graph.rotate.marked import INSIDE, MARK, MICROSOFT, TURNED, is_rotated
+from onnxgrail.graph.rotate.marked import INSIDE, MARK, TURNED, is_rotated
 
 FLOAT = ir.DataType.FLOAT
 AXES_INPUT = 18  # first opset in which ReduceMean takes its axes as an input

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.rotate.bridges import bridge
 from onnxgrail.graph.rotate.layers import Slot
-from onnxgrail.graph.rotate.marked import MARK, MICROSOFT, TURNED
+from onnxgrail.graph.rotate.marked import MARK, TURNED
 from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts
 

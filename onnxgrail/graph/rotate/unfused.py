@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import number
+from onnxgrail.graph.attributes import MICROSOFT, number
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.rewrite.unique import free_name
-from onnxgrail.graph.rotate.marked import MICROSOFT, PLAIN
+from onnxgrail.graph.rotate.marked import PLAIN
 from onnxgrail.graph.trace.facts import Facts
 
 FUSED = {"SkipLayerNormalization": "LayerNormalization", "SkipSimplifiedLayerNormalization": PLAIN}

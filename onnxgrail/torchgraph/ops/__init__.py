@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from onnxgrail.torchgraph.call import MICROSOFT, Function
+from onnxgrail.graph.attributes import MICROSOFT
+from onnxgrail.torchgraph.call import Function
 from onnxgrail.torchgraph.ops import (
     attention,
     attention_ms,

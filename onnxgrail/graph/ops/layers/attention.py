@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrail.core import Ints
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import MICROSOFT, integer
 from onnxgrail.graph.ops.layers.cache import past, present
 from onnxgrail.graph.ops.layers.linear import SHARED
 from onnxgrail.graph.ops.rule import narrow, rule
@@ -17,7 +17,6 @@ from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
 PARTIAL = "query, key and value do not all carry heads that can go"
-MICROSOFT = "com.microsoft"
 
 
 def heads_of(site: Site, marks: Sequence[Mark], axis: int, count: int) -> Ints | None:

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
-from onnxgrail.graph.attributes import integer, integers
-from onnxgrail.graph.ops.layers.attention import MICROSOFT, PARTIAL, bias, caches, heads_of, joined, key_value
+from onnxgrail.graph.attributes import MICROSOFT, integer, integers
+from onnxgrail.graph.ops.layers.attention import PARTIAL, bias, caches, heads_of, joined, key_value
 from onnxgrail.graph.ops.layers.cache import past, present
 from onnxgrail.graph.ops.layers.contraction import FIXED
 from onnxgrail.graph.ops.layers.linear import SHARED

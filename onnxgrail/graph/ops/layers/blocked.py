@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.ops.rule import rule
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
@@ -11,7 +12,7 @@ NCHWC = "com.microsoft.nchwc"
 
 
 @rule("Conv", domain=NCHWC)
-@rule("NhwcConv", "NhwcFusedConv", domain="com.microsoft")
+@rule("NhwcConv", "NhwcFusedConv", domain=MICROSOFT)
 def blocked_conv(site: Site) -> None:
     """Refuse: its weight has a processor-specific layout."""
     blocked(site)

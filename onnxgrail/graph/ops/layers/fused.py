@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import MICROSOFT, integer
 from onnxgrail.graph.ops.layers.conv import conv_marks, narrow_conv
 from onnxgrail.graph.ops.layers.linear import VECTOR, Form, gemm, linear, product, stacked
 from onnxgrail.graph.ops.rule import narrow, rule
@@ -15,7 +15,6 @@ from onnxgrail.graph.ops.tensors.reduce import MIXED, mix
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
-MICROSOFT = "com.microsoft"
 COMPUTED = "its weight is computed at run time or has more than two axes"
 
 rule("Gelu", domain=MICROSOFT)(unary)

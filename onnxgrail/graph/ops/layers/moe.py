@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.ops.layers.contraction import FIXED
 from onnxgrail.graph.ops.layers.experts import CHOSEN
 from onnxgrail.graph.ops.rule import rule
@@ -12,7 +13,6 @@ from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 from onnxgrail.graph.trace.mixture import INPUT, ROUTER, Matrix, Mixture, is_plain, mixture_of
 
-MICROSOFT = "com.microsoft"
 LAYOUT = "its weights are computed at run time, or laid out or packed in a way that is not known"
 RANKED = "it ranks the experts"
 GIVEN = "it puts out as many channels as it reads, and those that it reads stay"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.ops.layers.linear import linear
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
-MICROSOFT = "com.microsoft"
 COMPRESS_FIRST = "its numbers are integers fused into the operator: compress the float model, then quantize it"
 ONE_RANGE = "dynamic quantization takes one range over all channels: compress the float model, then quantize it"
 WEIGHTS = {  # op -> operand that holds the weight, axis of its outputs

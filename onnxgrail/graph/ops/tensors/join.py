@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import MICROSOFT, integer
 from onnxgrail.graph.ops.layers.cache import adopt
 from onnxgrail.graph.ops.layers.experts import stack
 from onnxgrail.graph.ops.rule import narrow, rule
@@ -226,7 +226,7 @@ def narrow_gather(cut: Cut) -> None:
 
 
 @rule("GatherND")
-@rule("GatherND", domain="com.microsoft")
+@rule("GatherND", domain=MICROSOFT)
 def gather_nd(site: Site) -> None:
     """Pass positions gathered along the axes after the batch, later axes, and rows of a table."""
     batch = int(site.attribute("batch_dims", 0))
@@ -256,7 +256,7 @@ def _picked_nd(mark: Mark, index: Ints) -> Mark:
 
 
 @narrow("GatherND")
-@narrow("GatherND", domain="com.microsoft")
+@narrow("GatherND", domain=MICROSOFT)
 def narrow_gather_nd(cut: Cut) -> None:
     """Renumber the gathered positions."""
     name = cut.input_name(1)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.ops.rule import rule
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
@@ -55,7 +56,7 @@ def reshape_by_attribute(site: Site) -> None:
 
 @rule("Reshape", since=5)
 @rule("Flatten", "Squeeze", "Unsqueeze")
-@rule("ExpandDims", domain="com.microsoft")
+@rule("ExpandDims", domain=MICROSOFT)
 def reshape(site: Site) -> None:
     """Reshape the labels."""
     before, after = site.shape(0), site.out_shape()

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
-from onnxgrail.graph.attributes import integers
+from onnxgrail.graph.attributes import MICROSOFT, integers
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.ops.tensors.layout import RUNTIME
@@ -24,7 +24,7 @@ UNTOLD = "how many positions it adds is computed at run time"
 
 
 @rule("Pad")
-@rule("Pad", domain="com.microsoft")
+@rule("Pad", domain=MICROSOFT)
 def pad(site: Site) -> None:
     """Pass; added positions get labels of their own, so that they can be tied to heads or channels downstream."""
     given = site.attribute("pads", site.attribute("paddings"))
@@ -67,7 +67,7 @@ def _widened(site: Site, mark: Mark, padded: Pads, *, fixed: bool) -> Mark | Non
 
 
 @narrow("Pad")
-@narrow("Pad", domain="com.microsoft")
+@narrow("Pad", domain=MICROSOFT)
 def narrow_pad(cut: Cut) -> None:
     """Update the counts of added positions."""
     given = next((integers(cut.node, name) for name in NAMES if name in cut.node.attributes), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import MICROSOFT, integer
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.ops.tensors.layout import RUNTIME, taken
@@ -88,7 +88,7 @@ def top_k(site: Site) -> None:
 
 
 @rule("Trilu", since=14)
-@rule("Trilu", domain="com.microsoft")
+@rule("Trilu", domain=MICROSOFT)
 def trilu(site: Site) -> None:
     """Tie rows and columns; pass the other axes."""
     rank = len(site.shape(0))

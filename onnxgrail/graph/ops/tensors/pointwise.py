@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.broadcast import combine, operand
 from onnxgrail.graph.ops.tensors.cut import Cut
@@ -24,7 +25,7 @@ def unary(site: Site) -> None:
         site.emit(site.marks(0), output)
 
 
-@rule("QuickGelu", domain="com.microsoft")
+@rule("QuickGelu", domain=MICROSOFT)
 def microsoft_unary(site: Site) -> None:
     """Pass unchanged."""
     site.emit(site.marks(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.ops.layers.conv import batch_of, channels_of
 from onnxgrail.graph.ops.rule import rule
 from onnxgrail.graph.ops.tensors.reduce import mix
@@ -15,7 +16,7 @@ NUMBERED = "its indices number the channels"
 
 
 @rule("GridSample", since=16)
-@rule("GridSample", domain="com.microsoft")
+@rule("GridSample", domain=MICROSOFT)
 @rule("RoiAlign", since=10)
 @rule("MaxRoiPool")
 def sampled(site: Site) -> None:
