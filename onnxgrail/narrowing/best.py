@@ -4,10 +4,10 @@ Two streams walk the dense and the narrowed network side by side. The same runs 
 for the decisions and the targets for the fits. Matrices and convolutions are fitted in network order, each after all
 upstream fits: layers that lost inputs, and layers that kept all inputs but whose inputs changed.
 
-A fit starts from GRAIL's weights if a consumer of the block cannot be fitted, or if there are many samples and the
-selection of units needs second moments anyway. Otherwise it starts from the kept weights, for two reasons: the second
-moments of wide blocks cost as much as a forward pass; and with few samples the held-out error would favor GRAIL's
-weights, which were computed from all samples, including the held-out ones.
+A fit starts from GRAIL's weights if a consumer of the block cannot be fitted, or if there are many samples, many rows
+per feature, and the selection of units needs second moments anyway. Otherwise it starts from the kept weights, for two
+reasons: the second moments of wide blocks cost as much as a forward pass; and with few rows the held-out error would
+favor GRAIL's weights, which were computed from all rows, including the held-out ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import RECORD, Record
-from onnxgrail.narrowing.choosing import Run, needs_gram, room
+from onnxgrail.narrowing.choosing import Run, needs_gram, room, scarce
 from onnxgrail.narrowing.layers import Refit, Stage, Task, as_decided, matrix_of, stages_of, tasks_of
 from onnxgrail.narrowing.ledgers import of_addition, with_addition
 from onnxgrail.narrowing.order import Turn, turns
@@ -112,7 +112,8 @@ class _Walk:
         self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
         params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
         whole = [b for t in todo for b in t.blocks if {s.param for s in b.consumers} <= params]
-        run.fitted = frozenset(b.name for b in whole if self._guard is EVERY or not needs_gram(run.recipe, b))
+        few = self._guard is EVERY
+        run.fitted = frozenset(b.name for b in whole if few or not needs_gram(run.recipe, b) or scarce(b, run.prepared))
         feeds = len(pair.dense.shard.numbers)
         walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
         self._tick = ticking(run.job.progress, "calibrating", feeds * walks)

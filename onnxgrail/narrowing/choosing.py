@@ -31,6 +31,7 @@ from onnxgrail.narrowing.layers import Refit
 from onnxgrail.narrowing.norms import Norm
 
 COMPACT = "the file holds fewer numbers than its consumers have, and new ones would make it larger"
+RICH = 4  # rows per feature from which data are not few
 Fold = Callable[[Change], tuple[Stats, ...]]
 """Measures a block's statistics with the activations that a fold produces."""
 
@@ -199,6 +200,20 @@ def needs_gram(recipe: Recipe, block: Block) -> bool:
     return reducer.needs_data or (
         reducer.needs_scores and not block.ranked and selectors.needs_gram_of(recipe.selector, block)
     )
+
+
+def scarce(block: Block, prepared: Prepared) -> bool:
+    """Return True if the data have few rows per feature of a block, as after a pooling layer: one per sample.
+
+    GRAIL's weights then cannot be compared with others on rows that they were computed from.
+    """
+    shapes, times = prepared.survey.facts.shapes, prepared.batches.samples / prepared.samples
+
+    def rows(probe: Probe) -> float:
+        shape = shapes[probe.value]
+        return times * math.prod(shape) / max(shape[probe.axis], 1) * (probe.index.shape[1] if probe.pooled else 1)
+
+    return any(rows(probe) < RICH * probe.width for probe in block.probes if not probe.inside)
 
 
 def key(block: Block) -> str:
