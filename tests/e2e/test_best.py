@@ -154,16 +154,18 @@ def test_a_dip_does_not_end_the_search_for_a_ridge() -> None:
     assert len(gates) >= 2
 
 
-def test_few_samples_do_not_spoil_it() -> None:
-    """Weights made from all samples would be judged by the very samples they were made from."""
+@pytest.mark.parametrize(("rows", "hidden"), [(12, 64), (80, 160)], ids=["few samples", "few rows per feature"])
+def test_few_rows_do_not_spoil_it(rows: int, hidden: int) -> None:
+    """Weights made from all rows would be judged by the very rows they were made from."""
     rng = np.random.default_rng(5)
     text = "a = MatMul(x, w1)\nr = Relu(a)\ny = MatMul(r, w2)"
-    model = ir.to_proto(tiny("float[N,12] x => float[N,8] y", text, {"w1": (12, 64), "w2": (64, 8)}))
-    x, unseen = (rng.standard_normal((rows, 12)).astype(np.float32) for rows in (12, 2000))
+    model = ir.to_proto(tiny("float[N,12] x => float[N,8] y", text, {"w1": (12, hidden), "w2": (hidden, 8)}))
+    x, unseen = (rng.standard_normal((count, 12)).astype(np.float32) for count in (rows, 2000))
     wanted = run(model.SerializeToString(), {"x": unseen})["y"]
 
     def loss(compensate: str) -> float:
-        made = onnxgrail.compress(model, data={"x": x}, unit_ratio=0.5, round_to=1, compensate=compensate, check=False)
+        choices: Any = {"unit_ratio": 0.5, "round_to": 1, "compensate": compensate, "check": False, "held_out": 0}
+        made = onnxgrail.compress(model, data={"x": x}, **choices)
         return float(np.square(run(made.to_bytes(), {"x": unseen})["y"] - wanted).mean())
 
     assert loss("best") < min(loss("grail"), 1.05 * loss("none"))
