@@ -213,7 +213,8 @@ def scarce(block: Block, prepared: Prepared) -> bool:
         shape = shapes[probe.value]
         return times * math.prod(shape) / max(shape[probe.axis], 1) * (probe.index.shape[1] if probe.pooled else 1)
 
-    return any(rows(probe) < RICH * probe.width for probe in block.probes if not probe.inside)
+    known = (probe for probe in block.probes if not probe.inside and probe.value in shapes)
+    return any(rows(probe) < RICH * probe.width for probe in known)
 
 
 def key(block: Block) -> str:
