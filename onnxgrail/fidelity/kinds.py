@@ -217,10 +217,11 @@ def _pattern(look: _Look) -> tuple[Part, ...]:
 
 
 def _class_row(look: _Look) -> tuple[Part, ...]:
+    named = bool(SCORES.search(look.words))
     columns = look.rows.shape[1]
-    named, few, equal = bool(SCORES.search(look.words)), columns <= FEW, 1 / columns
-    highest = probabilities(look.rows, "logits").max(axis=1).mean()
-    if named or highest >= (equal + FLAT * (1 - equal) if few else SHARP):
+    few, equal = columns <= FEW, 1 / columns
+    least = equal + FLAT * (1 - equal) if few else SHARP
+    if named or probabilities(look.rows, "logits").max(axis=1).mean() >= least:
         why = "named as scores" if named else "one row of scores"
         return (Part(kind="classes", why=why, form="logits", axis=1, rows=True),)
     if few:

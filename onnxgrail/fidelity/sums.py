@@ -187,14 +187,10 @@ def _equal(equal: Bools) -> Distances:
 
 def _apart(a: Floats, b: Floats, mask: Bools | None, right: Ints | None, scores: bool) -> Distances:
     if mask is not None:
-        shown = mask.reshape(*mask.shape, *([1] * (a.ndim - 2)))
-        a, b = np.where(shown, a, 0.0), np.where(shown, b, 0.0)
+        a, b = (np.where(widened(mask, a.ndim), side, 0.0) for side in (a, b))
     x, y = flat(a), flat(b)
-    bad = np.zeros((len(x), 1), bool)
-    if not (is_finite(x) and is_finite(y)):  # masked logits hold minus infinity, which has no distance
-        usable = np.isfinite(x) & np.isfinite(y)
-        bad = np.isfinite(x) & ~np.isfinite(y)
-        x, y = np.where(usable, x, 0.0), np.where(usable, y, 0.0)
+    bad = np.zeros((len(x), 1), bool) if _is_finite(y) else np.isfinite(x) & ~np.isfinite(y)
+    x, y = usable(x, y)
     far = x - y
     rows, agree, kl, known = _rows(a, b, mask, right) if scores else (*_nothing(len(a)), Hits())
     return Distances(
@@ -212,7 +208,20 @@ def _apart(a: Floats, b: Floats, mask: Bools | None, right: Ints | None, scores:
     )
 
 
-def is_finite(array: Array) -> bool:
+def usable(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """Return both arrays with zeros where one is not finite: masked logits hold minus infinity, without a distance."""
+    if _is_finite(a) and _is_finite(b):
+        return a, b
+    both = np.isfinite(a) & np.isfinite(b)
+    return np.where(both, a, 0.0), np.where(both, b, 0.0)
+
+
+def widened(mask: Bools, rank: int) -> Bools:
+    """Return a mask (samples, tokens) with axes of length 1 after them, for an array of this rank."""
+    return mask.reshape(*mask.shape, *([1] * (rank - 2)))
+
+
+def _is_finite(array: Array) -> bool:
     """Return True if no value is NaN or infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(array.sum()) or np.isfinite(array).all())  # a sum of finite values can overflow
@@ -266,7 +275,7 @@ def _rows(a: Floats, b: Floats, mask: Bools | None, right: Ints | None) -> tuple
     several = right is not None and right.size > len(right)
     known = None if right is None else right.reshape(-1)
     if mask is not None and a.ndim > 2:
-        shown = np.broadcast_to(mask.reshape(*mask.shape, *([1] * (a.ndim - 3))), a.shape[:-1]).reshape(-1)
+        shown = np.broadcast_to(widened(mask, a.ndim - 1), a.shape[:-1]).reshape(-1)
         rows_a, rows_b, owner = rows_a[shown], rows_b[shown], owner[shown]
         known = None if known is None else known[shown]
     if len(rows_a) == 0:

@@ -14,7 +14,7 @@ from onnxgrail.fidelity.kinds import SLACK, Part, parts_of
 from onnxgrail.fidelity.measures import MEASURES, Batch, active
 from onnxgrail.fidelity.result import Fidelity, Verdict, finish
 from onnxgrail.fidelity.spread import Spread
-from onnxgrail.fidelity.sums import BLOCK, Distances, Sums, distances, is_finite, pairs
+from onnxgrail.fidelity.sums import BLOCK, Distances, Sums, distances, pairs, usable, widened
 from onnxgrail.fidelity.tables import kind_of
 from onnxgrail.fidelity.verdicts import rank, verdict_of
 
@@ -168,12 +168,9 @@ class _Seen:
         for start in range(0, count, step):
             cut = slice(start, start + step)
             shown = None if mask is None else mask[cut]
-            a, b = (_columns(side[cut], part) for side in (self.wanted, self.got))
-            if shown is not None or not (is_finite(a) and is_finite(b)):
-                usable = np.isfinite(a) & np.isfinite(b)
-                if shown is not None:
-                    usable &= shown.reshape(*shown.shape, *([1] * (a.ndim - 2)))
-                a, b = np.where(usable, a, 0.0), np.where(usable, b, 0.0)
+            a, b = usable(*(_columns(side[cut], part) for side in (self.wanted, self.got)))
+            if shown is not None:
+                a, b = (np.where(widened(shown, a.ndim), side, 0.0) for side in (a, b))
             far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})
             some = None if read is None else read[cut]
             yield Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some)

@@ -20,6 +20,7 @@ from onnxgrail.algebra.select import selectors
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense, size_of
+from onnxgrail.calibration.stream.sizes import rows_per_sample
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import INNER, Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View
 from onnxgrail.graph import slots
@@ -207,14 +208,9 @@ def scarce(block: Block, prepared: Prepared) -> bool:
 
     GRAIL's weights then cannot be compared with others on rows that they were computed from.
     """
-    shapes, times = prepared.survey.facts.shapes, prepared.batches.samples / prepared.samples
-
-    def rows(probe: Probe) -> float:
-        shape = shapes[probe.value]
-        return times * math.prod(shape) / max(shape[probe.axis], 1) * (probe.index.shape[1] if probe.pooled else 1)
-
-    known = (probe for probe in block.probes if not probe.inside and probe.value in shapes)
-    return any(rows(probe) < RICH * probe.width for probe in known)
+    survey, samples = prepared.survey, prepared.batches.samples
+    known = (probe for probe in block.probes if not probe.inside and probe.value in survey.facts.shapes)
+    return any(rows_per_sample(p, survey, prepared.samples) * samples < RICH * p.width for p in known)
 
 
 def key(block: Block) -> str:

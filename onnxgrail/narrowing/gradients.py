@@ -11,6 +11,7 @@ import numpy as np
 from onnxgrail.calibration.feeds.signature import padding_mask, signature_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.latency import single
+from onnxgrail.calibration.stream.sizes import rows_per_sample
 from onnxgrail.calibration.stream.walk import Walk
 from onnxgrail.core import Block, Bools, Feed, Floats, Recipe, Slot
 from onnxgrail.errors import UnsupportedOpError
@@ -20,7 +21,6 @@ from onnxgrail.graph.cuts.live import lives
 from onnxgrail.graph.fittable.trainable import trainable
 from onnxgrail.graph.flatten.branches import Route, resolved
 from onnxgrail.graph.rewrite import weights
-from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.machine.progress import Progress
 
 SAMPLES = 32
@@ -96,17 +96,9 @@ def _per_unit(prepared: Prepared, block: Block, slot: Slot, sizes: Floats) -> Fl
     survey = prepared.survey
     weight = slots.read(weights.original(slot.initializer, prepared.model, survey), slot)
     total: Floats = (np.abs(weight) * slots.read(sizes, slot)).sum(axis=(1, 2))
-    return np.asarray(total / math.sqrt(_rows(block, slot, survey.facts, prepared.samples)))
-
-
-def _rows(block: Block, slot: Slot, facts: Facts, samples: int) -> float:
-    """Return the number of rows that a consumer reads in one sample."""
-    if slot.probe is None:
-        return 1.0
-    probe = block.probes[slot.probe]
-    shape = facts.shapes[probe.value]
-    width = block.units if probe.pooled else shape[probe.axis]
-    return max(math.prod(shape) / width / samples, 1.0)
+    probe = None if slot.probe is None else block.probes[slot.probe]
+    rows = 1.0 if probe is None else max(rows_per_sample(probe, survey, prepared.samples), 1.0)
+    return np.asarray(total / math.sqrt(rows))
 
 
 def _usual(prepared: Prepared) -> Route:

@@ -75,7 +75,7 @@ def path_of(harms: Sequence[Harm], cost: Cost, power: float, most: float) -> Pat
 
     Added harms are differences of `loss ** power`, which add up over blocks. A block may go down several levels at
     once, which are then steps of their own. What a step saves falls as its neighbors narrow, so a step is weighed again
-    when its turn comes.
+    when its turn comes. Levels that save less than the share `LEAST` of the cost are passed over.
 
     Args:
         harms: losses of the blocks alone.

@@ -100,9 +100,9 @@ def read_apart(
     fixed = fixed_batch(signature) or 1
     seed, samples = sampling.seed, None if sampling.samples is None else max(sampling.samples, fixed)
     limit = None if samples is None else samples + (share_of(samples, fixed) if apart is None else apart)
-    read = _parts(source, signature, limit, reading)
-    label = os.fspath(source) if isinstance(source, str | os.PathLike) else read[0].source
-    parts = tuple(feed for part in read for feed in unstacked(part, signature))
+    given = _parts(source, signature, limit, reading)
+    label = os.fspath(source) if isinstance(source, str | os.PathLike) else given[0].source
+    parts = tuple(feed for part in given for feed in unstacked(part, signature))
     notes = [note for part in parts for note in part.notes]
     for part in parts:
         notes.extend(note for entry in signature for note in _check(part, entry))

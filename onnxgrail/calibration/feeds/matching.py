@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from onnxgrail.calibration.feeds.parts import Column, Part, Rows
-from onnxgrail.calibration.feeds.signature import Input, Signature, check_names, converts, is_float
+from onnxgrail.calibration.feeds.signature import Input, Signature, agrees, check_names, converts, is_float
 from onnxgrail.calibration.shapes.dims import is_past
 from onnxgrail.core import Array, Ints, Labels
 
@@ -107,8 +107,7 @@ def _fits(array: Rows, entry: Input) -> bool:
         return False
     if entry.shape is None:
         return True
-    alike = zip(array.shape[1:], entry.shape[1:], strict=False)
-    return array.ndim == len(entry.shape) and all(not isinstance(d, int) or d == size for size, d in alike)
+    return array.ndim == len(entry.shape) and agrees(array.shape[1:], entry.shape[1:])
 
 
 def _fill(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature, source: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,12 @@ def check_array(array: Any, entry: Input, source: str, *, batch_axis: bool) -> t
     if array.size == 0 and (array.ndim == 0 or array.shape[0] == 0) and not declared_empty:
         raise DataError(f"{where}: no samples (shape {list(array.shape)})", hint="Give at least one sample")
     return note
+
+
+def agrees(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
+    """Return True if a shape has the rank and the fixed sizes of a declared one."""
+    pairs = zip(shape, declared, strict=False)
+    return len(shape) == len(declared) and all(not isinstance(dim, int) or dim == size for size, dim in pairs)
 
 
 def converts(got: np.dtype[Any], want: np.dtype[Any]) -> bool:

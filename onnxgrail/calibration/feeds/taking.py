@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onnxgrail.calibration.feeds.parts import Part
-from onnxgrail.calibration.feeds.signature import Input, Signature, convert
+from onnxgrail.calibration.feeds.signature import Input, Signature, agrees, convert
 from onnxgrail.core import Array, Feed, Ints, Labels
 
 
@@ -40,13 +39,13 @@ def unstacked(part: Part, signature: Signature) -> tuple[Part, ...]:
 
     Models with states, whose axes hold no samples, get their feeds in this way.
     """
-    shapes = [(part.arrays[entry.name].shape, entry.shape) for entry in signature]
-    lengths = {shape[0] if shape else None for shape, _ in shapes}
-    if part.ready or len(lengths) != 1 or None in lengths or not all(_is_row(shape[1:], of) for shape, of in shapes):
+    shapes = [] if part.ready else [(part.arrays[entry.name].shape, entry.shape) for entry in signature]
+    more = all(shape and of is not None and agrees(shape[1:], of) for shape, of in shapes)
+    if not more or len({shape[0] for shape, _ in shapes}) != 1:
         return (part,)
     count, labels = rows_in(part, signature), part.labels
     arrays = {entry.name: np.asarray(part.arrays[entry.name]) for entry in signature}
-    known = labels is not None and len(labels.values) == count
+    labels = labels if labels is not None and len(labels.values) == count else None
     note = f"{part.source}: all arrays have one axis more than the inputs, so the first one counts {count} feeds"
     return tuple(
         replace(
@@ -54,17 +53,10 @@ def unstacked(part: Part, signature: Signature) -> tuple[Part, ...]:
             arrays={name: array[number] for name, array in arrays.items()},
             ready=True,
             notes=() if number else (*part.notes, note),
-            labels=replace(labels, values=labels.values[number : number + 1]) if known and labels else None,
+            labels=replace(labels, values=labels.values[number : number + 1]) if labels is not None else None,
         )
         for number in range(count)
     )
-
-
-def _is_row(shape: Sequence[int], declared: Sequence[object] | None) -> bool:
-    """Return True if a shape has the rank and the fixed sizes of an input."""
-    if declared is None or len(shape) != len(declared):
-        return False
-    return all(not isinstance(dim, int) or dim == size for size, dim in zip(shape, declared, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

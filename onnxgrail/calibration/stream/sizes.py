@@ -1,10 +1,11 @@
-"""Bytes of activations, estimated from the traced run."""
+"""Bytes and rows of activations, estimated from the traced run."""
 
 from __future__ import annotations
 
 import math
 
 from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.core import Probe
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
 
@@ -18,6 +19,12 @@ def bytes_of(survey: Survey, name: str) -> int:
     """Return the bytes of a tensor in the traced run, 0 if the run did not show it."""
     facts = survey.facts
     return math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize if name in facts.shapes else 0
+
+
+def rows_per_sample(probe: Probe, survey: Survey, samples: int) -> float:
+    """Return the number of rows that a probe reads in one of the `samples` of the traced run."""
+    shape = survey.facts.shapes[probe.value]
+    return math.prod(shape) / max(probe.width if probe.pooled else shape[probe.axis], 1) / samples
 
 
 def bytes_left(survey: Survey, name: str, ledger: Ledger, scale: float) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from onnxgrail.core import Bools, Floats
 from onnxgrail.fidelity.kinds import Part, probabilities
 from onnxgrail.fidelity.measures.measure import ACTIVE, Batch, Measure, share
-from onnxgrail.fidelity.sums import flat
+from onnxgrail.fidelity.sums import flat, widened
 
 HALF = 0.5
 TOP = 100  # one score in 100 is at the top
@@ -79,7 +79,7 @@ def _scores(batch: Batch) -> Floats:
         if part.dominant is not None:
             p, q = (np.delete(v, part.dominant, axis=-1) for v in (p, q))
     if batch.shown is not None:
-        seen = batch.shown.reshape(*batch.shown.shape, *([1] * (p.ndim - 2)))
+        seen = widened(batch.shown, p.ndim)
         p, q = np.where(seen, p, 0.0), np.where(seen, q, 0.0)
     p, q = flat(p), flat(q)
     if not rows:
@@ -121,7 +121,7 @@ def _labels(p: Floats, q: Floats, dominant: int | None, shown: Bools | None) -> 
     first, second = p.argmax(axis=-1), q.argmax(axis=-1)
     a, b = (np.ones(v.shape, bool) if dominant is None else v != dominant for v in (first, second))
     if shown is not None and first.shape[:2] == shown.shape:
-        seen = shown.reshape(*shown.shape, *([1] * (a.ndim - 2)))
+        seen = widened(shown, a.ndim)
         a, b = a & seen, b & seen
     both = a & b & (first == second)
     return tuple(np.asarray(flat(v).sum(axis=1), np.float64) for v in (both, a, b))  # type: ignore[return-value]
