@@ -55,7 +55,8 @@ class Found:
         minimize: what the search made small; before, cost: of the original and of the found widths.
         crossed: True if every sample was judged by a candidate that was fitted without it.
         tried: the candidates, in order; chosen: the number of the found one, None if none holds.
-        next_limit, next_cost: a larger loss, and the cost that is predicted for it; None if the path ends before.
+        next_limit, next_cost: a larger loss, and the cost that a candidate had with it, or that is predicted for it;
+            None if there is neither.
         cheapest: the smallest step: block, width, units; None if no block has a step.
         half: weights that have 16 bits in all candidates, where `--quantize` gives 8 to the others.
     """

@@ -6,7 +6,9 @@ held-out samples, or, if the data are too few to hold some back, by two halves t
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 
 from onnxgrail.allocation.found import Candidate, Found
 from onnxgrail.allocation.ladders import Widths
@@ -20,7 +22,7 @@ BEYOND = 3.0  # times the limit: predicted loss at which the path ends
 SLACK = 0.02  # the same, added: predictions of small losses are far off
 PATIENCE = {"fast": (3, 0.7), "normal": (TRIES, CLOSE), "max": (10, 0.95)}
 """By effort: most candidates that are decided and judged, and the share of the limit that ends the search."""
-NEXT = 2.0  # times the limit: the larger loss whose cost is told
+NEXT, FAR = 2.0, 4.0  # times the limit: the larger loss whose cost is predicted, and the largest one that is told
 
 
 def within(task: Task) -> tuple[Widths, Found]:
@@ -57,8 +59,7 @@ def _found(task: Task, path: Path, tried: list[Candidate], best: int, *, crossed
     holds = (n for n, one in enumerate(tried) if one.steps == best and one.loss.bound <= task.limit)
     chosen = next(holds, None)
     cheapest = path.steps[0] if len(path) else None
-    following = path.reach(NEXT * path.loss(best)) if chosen is not None else best
-    more = following > best
+    more = None if chosen is None else further(path, tried, best, task.limit)
     return Found(
         limit=task.limit,
         minimize=task.minimize,
@@ -67,7 +68,30 @@ def _found(task: Task, path: Path, tried: list[Candidate], best: int, *, crossed
         crossed=crossed,
         tried=tuple(tried),
         chosen=chosen,
-        next_limit=NEXT * task.limit if more else None,
-        next_cost=path.cost(following) if more else None,
+        next_limit=None if more is None else more[0],
+        next_cost=None if more is None else more[1],
         cheapest=None if cheapest is None else (cheapest.block, cheapest.width, path.full[cheapest.block]),
     )
+
+
+def further(path: Path, tried: Sequence[Candidate], best: int, limit: float) -> tuple[float, float] | None:
+    """Return a larger loss and the cost that it allows: the lowest one that was measured, else the predicted one.
+
+    Args:
+        path: the steps.
+        tried: the candidates.
+        best: number of steps that hold.
+        limit: of the loss that they keep.
+    """
+    beyond = [one for one in tried if limit < one.loss.bound <= FAR * limit and one.cost < path.cost(best)]
+    if beyond:
+        least = min(beyond, key=lambda one: one.cost)
+        return _rounded_up(least.loss.bound), least.cost
+    following = path.reach(NEXT * path.loss(best))
+    return (NEXT * limit, path.cost(following)) if following > best else None
+
+
+def _rounded_up(loss: float) -> float:
+    """Return a loss with two digits, no smaller."""
+    unit = 10.0 ** (math.floor(math.log10(loss)) - 1)
+    return math.ceil(loss / unit) * unit

@@ -40,6 +40,19 @@ def test_parts_make_the_whole(size: int, columns: int, turned: bool) -> None:
     assert solution.shape == rhs.shape
 
 
+@pytest.mark.parametrize("size", [0, 1, 4, 5, 11])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_blocks_make_the_whole(size: int, kind: type[np.floating], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the last block is short; what stands above the diagonal is not read."""
+    gram, rhs = (array.astype(kind) for array in system(size, 3))
+    once = Host().cholesky(gram.copy()).solve(rhs)
+    monkeypatch.setattr(linear, "WHOLE", 0)
+    monkeypatch.setattr(linear, "BLOCK", 4)
+    found = Host().cholesky(np.tril(gram) + np.triu(np.full_like(gram, np.inf), 1)).solve(rhs)
+    assert found.dtype == once.dtype == kind
+    np.testing.assert_allclose(found, once, rtol=1e-3 if kind is np.float32 else 1e-9)
+
+
 @pytest.mark.parametrize("place", [0, 300, 700, 1100])
 def test_what_is_not_positive_is_refused(place: int) -> None:
     """In whatever part of a large matrix it shows."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onnxgrail.algebra.fit import refit as module
 from onnxgrail.algebra.fit.choice import Fitted, Rules
 from onnxgrail.algebra.moments.regression import Moments, error, moments, zero_moments
+from onnxgrail.algebra.solve.ridge import ridge_factor
 from onnxgrail.core import Floats
 
 
@@ -182,3 +183,40 @@ def test_errors_by_definition_and_sums_that_add_up() -> None:
     fit, held = halves(z, t)
     assert error(fit + held, weights) == pytest.approx(np.square(gaps).sum())
     assert (fit + held).count == len(z)
+
+
+def systems(monkeypatch: pytest.MonkeyPatch, least: float = 0.0) -> list[float]:
+    """Count factorizations for held-out folds, by their ridges; those below `least` are singular."""
+    seen: list[float] = []
+
+    def factor(gram: Floats, ridge: Floats) -> Any:
+        seen.append(float(ridge[0]))
+        return None if ridge[0] < least else ridge_factor(gram, ridge)
+
+    monkeypatch.setattr(module, "ridge_factor", factor)
+    return seen
+
+
+@pytest.mark.parametrize("judges", [1, 4])
+def test_the_search_ends_where_no_ridge_can_gain_enough(judges: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best weights as the start, up to noise: the strongest ridge says so."""
+    z, t = data(rows=4000, noise=0.5)
+    fold = np.arange(4000) % 4
+    start = np.linalg.lstsq(z, t)[0]
+    folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
+    seen = systems(monkeypatch)
+    (found,) = module.refit(folds, [[start]], Rules(affine=False, judges=judges, margin=0.1))
+    assert found.alpha is None
+    assert len(seen) <= judges
+
+
+def test_a_singular_system_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of the ridges above it is taken."""
+    z, t = data(rows=40, noise=0.1)
+    every = refit(*halves(z, t), [np.zeros((5, 3))], affine=True)
+    assert every.alpha is not None
+    assert every.alpha < 1e-2
+    seen = systems(monkeypatch, least=5e-3 * np.square(z[np.arange(40) % 4 != 3]).sum() / 5)
+    found = refit(*halves(z, t), [np.zeros((5, 3))], affine=True)
+    assert found.alpha == 1e-2
+    assert len(seen) < 7

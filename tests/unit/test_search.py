@@ -22,6 +22,7 @@ from onnxgrail.search import trials
 from onnxgrail.search.bisect import CLOSE, TRIES, farthest
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
 from onnxgrail.search.path import Path, Step, path_of
+from onnxgrail.search.within import further
 
 
 def harm(name: str, units: int, *points: tuple[int, float], kind: str = "values") -> Harm:
@@ -186,11 +187,14 @@ def test_blocks_whose_error_is_zero_cost_nothing() -> None:
     assert found.losses[-1] > 0
 
 
-def test_a_found_search_survives_plain_data() -> None:
-    loss = Judged(
-        output="y", part="", name="NMSE", kind="values", samples=9, mean=0.1, bound=0.2, agreement={"value": 1}
+def judged(bound: float) -> Judged:
+    return Judged(
+        output="y", part="", name="NMSE", kind="values", samples=9, mean=bound / 2, bound=bound, agreement={"value": 1}
     )
-    one = Candidate(steps=3, cost=5.0, predicted=0.1, loss=loss)
+
+
+def test_a_found_search_survives_plain_data() -> None:
+    one = Candidate(steps=3, cost=5.0, predicted=0.1, loss=judged(0.2))
     found = Found(
         limit=0.2, minimize="macs", before=9.0, cost=5.0, crossed=True, tried=(one,), chosen=0, cheapest=("b", 3, 4)
     )
@@ -214,3 +218,19 @@ def test_trials_of_a_heavy_model_have_fewer_samples(macs: float, samples: int, m
     batches = Batches(feeds=tuple(dict for _ in range(20)), samples=20, source="test")
     prepared: Any = SimpleNamespace(batches=batches, model=None, survey=None, samples=1)
     assert len(trials._some(prepared, 33, Near(limit=0.01))) == samples
+
+
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        ({1: 0.004}, (0.02, 80.0)),  # predicted: nothing beyond was measured
+        ({1: 0.004, 2: 0.0171, 3: 0.0264}, (0.027, 70.0)),  # the lowest cost
+        ({1: 0.004, 2: 0.0171, 3: 0.5}, (0.018, 80.0)),  # a loss that is far larger is no advice
+    ],
+)
+def test_what_a_larger_loss_allows(bounds: dict[int, float], told: tuple[float, float]) -> None:
+    path = Path({"b": 10}, 100.0, tuple(Step("b", 10 - n, 0.005 * n, 100.0 - 10 * n) for n in (1, 2, 3)))
+    tried = [
+        Candidate(steps=n, cost=path.cost(n), predicted=path.loss(n), loss=judged(bound)) for n, bound in bounds.items()
+    ]
+    assert further(path, tried, 1, 0.01) == pytest.approx(told)

@@ -11,7 +11,6 @@ import pytest
 
 from onnxgrail.algebra.moments import triangles
 from onnxgrail.algebra.moments.triangles import add_squares, length, packed, unpacked
-from onnxgrail.algebra.solve import linear
 from onnxgrail.core import Array
 
 
@@ -66,17 +65,3 @@ def test_other_threads_go_on_during_a_product() -> None:
     ended.set()
     other.join()
     assert sum(begun < turn < over for turn in turns) > 5
-
-
-@pytest.mark.parametrize("size", [1, 4, 5, 11])
-@pytest.mark.parametrize("turned", [False, True])
-def test_triangular_systems(size: int, turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks of which the last is short; what stands above the triangle is not read."""
-    monkeypatch.setattr(linear, "BLOCK", 4)
-    lower = some(size, size) + 5.0 * np.eye(size)
-    inverses = [np.linalg.inv(np.tril(lower[i : i + 4, i : i + 4])) for i in range(0, size, 4)]
-    rhs = some(3, size).T if turned else some(size, 3)
-    found = rhs.copy(order="K")
-    linear.substitute(lower, inverses, found)
-    whole = np.tril(lower)
-    np.testing.assert_allclose(whole @ (whole.T @ found), rhs, atol=1e-11)

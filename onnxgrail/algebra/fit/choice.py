@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from onnxgrail.algebra.moments.regression import Moments, error_of
 from onnxgrail.algebra.solve.linear import linear
+from onnxgrail.algebra.solve.ridge import Solver
 from onnxgrail.core import Floats
 
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 MARGIN = 1e-3
 WORTH = 1e-4  # relative decrease of the held-out error that a weaker ridge needs
 SOME, MANY = 64, 512  # outputs of a layer that are used to search its ridge, and to judge it
-
-Solver = Callable[[Floats], Floats]
+ENOUGH = 2  # weaker ridges in a row without a decrease that end the search; one if several folds agree
+HOPE, LIKELY = 0.05, 0.5  # shares of `margin`: least decrease with which the search goes on, and with which it counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -74,6 +75,7 @@ class Choice:
         slopes, curves: coefficients of each fold's held-out error, a parabola in the step length.
         begin, best: held-out error of the start, and of the best choice so far.
         promising, promise: the best ridge for a few outputs so far, and its decrease of the error.
+        worse: weaker ridges since then.
     """
 
     total: Moments
@@ -159,16 +161,34 @@ class Choice:
     def note(self, alpha: float) -> bool:
         """Return True if a ridge gains most so far for a few outputs, which represent all outputs.
 
-        After the best ridge the gain falls with every weaker one; `worse` counts them.
+        After the best ridge the gain falls with every weaker one. A ridge that pulls to the start and gains nothing
+        allows no weaker one to gain, either; one that gains next to nothing, none that gains as much as is needed.
         """
-        gains, every = self._gains()[1], max(self.start.shape[1], 1)
+        gains, begin = self._gains()[1], self._begin
         found = float(gains.sum())
-        left = self.begin * min(SOME, every) / every - self.promise  # approximate, for as many outputs
-        if found > self.promise + WORTH * max(left, 0.0) and (gains > 0.0).all():
+        if found > self.promise + WORTH * max(begin - self.promise, 0.0) and (gains > 0.0).all():
             self.promise, self.promising, self.worse = found, alpha, 0
-        elif self.promising:
+        elif self.promising or self.rules.prior:
             self.worse += 1
+        if self.rules.prior and max(found, self.promise) < HOPE * self.rules.margin * begin:
+            self.worse = ENOUGH
         return self.promising == alpha
+
+    @property
+    def _begin(self) -> float:
+        """The held-out error of the start for a few outputs: approximately, from that of all."""
+        every = max(self.start.shape[1], 1)
+        return float(self.begin * min(SOME, every) / every)
+
+    @property
+    def searching(self) -> bool:
+        """True if a weaker ridge may gain more."""
+        return self.worse < (ENOUGH if len(self.judging) == 1 else 1)
+
+    @property
+    def likely(self) -> float:
+        """The best ridge for a few outputs; 0 if it hardly gains enough for all of them."""
+        return self.promising if self.promise >= LIKELY * self.rules.margin * self._begin else 0.0
 
     def take(self, alpha: float) -> None:
         """Take the step if it lowers the held-out error enough, and, with several judges, that of each of them."""

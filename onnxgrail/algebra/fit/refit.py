@@ -7,18 +7,16 @@ less the residual that the narrowed network adds there. So a fit corrects upstre
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from onnxgrail.algebra.fit.choice import MANY, SOME, Choice, Fitted, Rules, Solver
+from onnxgrail.algebra.fit.choice import MANY, SOME, Choice, Fitted, Rules
 from onnxgrail.algebra.moments.few_rows import span
 from onnxgrail.algebra.moments.regression import Moments
-from onnxgrail.algebra.solve.ridge import ridge_solver
+from onnxgrail.algebra.solve.ridge import Solver, ridge_factor, ridge_solver
 from onnxgrail.core import Floats
-
-ENOUGH = 2  # weaker ridges in a row without a decrease that end the search
 
 
 def refit(
@@ -81,32 +79,36 @@ def _refit(
     solvers = functools.partial(_solvers, folds, total, features, rules)
     last: dict[float, Solver] = {}  # the solver of the best ridge so far, to be reused; only with one judge
     for alpha in rules.alphas if total.count else ():
-        searching = [choice for choice in choices if choice.worse < ENOUGH]
+        searching = [choice for choice in choices if choice.searching]
         solver = _measure(searching, solvers(alpha) if searching else (), SOME)
         promises = [choice.note(alpha) for choice in searching]
         if solver and rules.judges == 1 and any(promises):
             last = {alpha: solver}
         del solver  # frees its memory before the next one is built
-    for alpha in sorted({c.promising for c in choices if c.promising}, reverse=True):
-        promised = [choice for choice in choices if choice.promising == alpha]
+    for alpha in sorted({c.likely for c in choices if c.likely}, reverse=True):
+        promised = [choice for choice in choices if choice.likely == alpha]
         _measure(promised, [last.pop(alpha)] if alpha in last else solvers(alpha), MANY)
         for choice in promised:
             choice.take(alpha)
     final = {
-        a: _solver(total.gram, None, a, features, rules) for a in {c.alpha for c in choices if c.blend and c.alpha}
+        a: _with_constant(ridge_solver(*_system(total.gram, None, a, features, rules)), rules)
+        for a in {c.alpha for c in choices if c.blend and c.alpha}
     }
     return [choice.settled(final) for choice in choices]
 
 
-def _measure(choices: Sequence[Choice], solvers: Iterable[Solver], count: int) -> Solver | None:
+def _measure(choices: Sequence[Choice], solvers: Iterable[Solver | None], count: int) -> Solver | None:
     """Let choices evaluate a ridge on the held-out folds, for some outputs; return the last solver.
 
-    A step that is no descent on one fold fails whatever the others say, so a choice does not look at them.
+    A step that is no descent on one fold fails whatever the others say, so a choice does not look at them. None gains
+    if a system is singular: a weaker ridge is not told from rounding errors of the sums.
     """
     solver = None
     for choice in choices:
         choice.slopes[:], choice.curves[:] = 0.0, 0.0
     for number, solver in enumerate(solvers):
+        if solver is None:
+            break
         for choice in choices:
             choice.see(number, solver, count=count)
         choices = [choice for choice in choices if choice.slopes[number] > 0.0]
@@ -115,16 +117,22 @@ def _measure(choices: Sequence[Choice], solvers: Iterable[Solver], count: int) -
     return solver
 
 
-def _solvers(folds: Sequence[Moments], total: Moments, features: int, rules: Rules, alpha: float) -> Iterator[Solver]:
-    """Yield a solver per judge, from all rows but its own."""
+def _solvers(
+    folds: Sequence[Moments], total: Moments, features: int, rules: Rules, alpha: float
+) -> Iterator[Solver | None]:
+    """Yield a solver per judge, from all rows but its own; None if the system is singular."""
     for held in folds[-rules.judges :]:
         others = [fold.gram for fold in folds if fold is not held]
         whole, less = (others[0], None) if len(others) == 1 else (total.gram, held.gram)
-        yield _solver(whole, less, alpha, features, rules)
+        gram, ridge = _system(whole, less, alpha, features, rules)
+        found = ridge_factor(gram(), ridge)
+        yield None if found is None else _with_constant(found, rules)
 
 
-def _solver(whole: Floats, less: Floats | None, alpha: float, features: int, rules: Rules) -> Solver:
-    """Return a solver: products of z with residuals (f + 1, o) to the step (f + 1, o); factorized once.
+def _system(
+    whole: Floats, less: Floats | None, alpha: float, features: int, rules: Rules
+) -> tuple[Callable[[], Floats], Floats]:
+    """Return a function that makes the Gram matrix of a system, and its ridges.
 
     Args:
         whole: sum z zT (f + 1, f + 1).
@@ -143,5 +151,9 @@ def _solver(whole: Floats, less: Floats | None, alpha: float, features: int, rul
         own = whole[:size, :size]
         return own.copy() if less is None else own - less[:size, :size]
 
-    inverse = ridge_solver(gram, diagonal)
+    return gram, diagonal
+
+
+def _with_constant(inverse: Solver, rules: Rules) -> Solver:
+    """Return a solver: products of z with residuals (f + 1, o) to the step (f + 1, o), 0 for a constant that stays."""
     return inverse if rules.affine else lambda todo: np.append(inverse(todo[:-1]), np.zeros((1, todo.shape[1])), axis=0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from onnxgrail.core import Floats, Ints
 
 LARGE = 2**16  # elements of a matrix from which operations are split into parts
 PARTS, LEAST = 4, 32  # number of parts, and least rows or columns per part
-BLOCK = 256  # rows of a triangle that are factorized and inverted at once
+WHOLE = 1024  # largest matrix that is factorized by one call of LAPACK, which then is as fast with one thread
+BLOCK = 256  # rows of larger ones that are factorized and inverted at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,21 +90,20 @@ class Host:
     def cholesky(self, matrix: Floats) -> Factor:
         """Factorize a symmetric matrix, which may be overwritten."""
         lower = np.ascontiguousarray(matrix)
-        inverses = self._factorise(lower)
+        if len(lower) <= WHOLE:
+            _factorize(lower)
+        else:
+            self._factorize_in_blocks(lower)
 
         def solve(rhs: Floats) -> Floats:
-            found = np.array(rhs, lower.dtype, order="C")
-            self._in_parts(lambda columns: substitute(lower, inverses, found[:, columns]), rhs.shape[1])
+            found = np.array(rhs, lower.dtype, order="F")
+            self._in_parts(lambda columns: substitute(lower, found[:, columns]), rhs.shape[1] if found.size else 0)
             return found
 
         return Factor(np.diagonal(lower), solve)
 
-    def _factorise(self, matrix: Floats) -> list[Floats]:
-        """Compute L of A = L Lᵀ in place, and return the inverses of its diagonal blocks.
-
-        Elements above the diagonal are undefined.
-        """
-        inverses: list[Floats] = []
+    def _factorize_in_blocks(self, matrix: Floats) -> None:
+        """Compute L of A = L Lᵀ in place; elements above the diagonal are undefined."""
         for first in range(0, len(matrix), BLOCK):
             own, below = matrix[first:, first : first + BLOCK], matrix[first + BLOCK :, first : first + BLOCK]
             done = matrix[first:, :first]
@@ -111,15 +111,17 @@ class Host:
             def subtract(rows: slice, own: Floats = own, done: Floats = done) -> None:
                 own[rows] -= done[rows] @ done[:BLOCK].T
 
-            def divide(rows: slice, below: Floats = below) -> None:
-                below[rows] = below[rows] @ inverses[-1].T
-
             if first:
                 self._in_parts(subtract, len(own))
-            own[:BLOCK] = np.linalg.cholesky(own[:BLOCK])
-            inverses.append(inverted(own[:BLOCK]))
+            block = own[:BLOCK].copy()
+            _factorize(block)
+            own[:BLOCK] = block
+            inverse = inverted(block)
+
+            def divide(rows: slice, below: Floats = below, inverse: Floats = inverse) -> None:
+                below[rows] = below[rows] @ inverse.T
+
             self._in_parts(divide, len(below))
-        return inverses
 
     def _in_parts(self, work: Callable[[slice], None], count: int) -> None:
         """Call `work` for slices of `count` rows or columns, in threads."""
@@ -145,28 +147,38 @@ class Host:
         return mirrored(found)
 
 
+def _factorize(matrix: Floats) -> None:
+    """Compute L of A = L Lᵀ in place, by LAPACK; elements above the diagonal are undefined."""
+    if not len(matrix):
+        return
+    # LAPACK stores columns one after the other, so it sees Lᵀ.
+    found, minor = _lapack("potrf", matrix)(matrix.T, lower=0, clean=0, overwrite_a=1)
+    if minor:
+        raise np.linalg.LinAlgError(f"the leading minor of order {minor} is not positive definite")
+    if not np.shares_memory(found, matrix):
+        matrix[...] = found.T
+
+
 def inverted(lower: Floats) -> Floats:
-    """Return the inverse of a lower triangle L (n, n), from those of its halves; LinAlgError if it is singular."""
-    half = len(lower) // 2
-    if half < LEAST:
-        return np.asarray(np.linalg.inv(lower))
-    first, last = inverted(lower[:half, :half]), inverted(lower[half:, half:])
-    found = np.zeros_like(lower)
-    found[:half, :half], found[half:, half:] = first, last
-    found[half:, :half] = -(last @ lower[half:, :half] @ first)
-    return found
+    """Return the inverse of a lower triangle L (n, n); what stands above the diagonal is not read."""
+    found, zero = _lapack("trtri", lower)(np.tril(lower).T, lower=0)
+    if zero:
+        raise np.linalg.LinAlgError(f"element {zero} of the diagonal is 0")
+    return np.asarray(found.T)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # solutions are checked later
-def substitute(lower: Floats, inverses: Sequence[Floats], rhs: Floats) -> None:
-    """Compute B := L⁻ᵀ L⁻¹ B in place, given the inverses of the diagonal blocks of L: all work is products."""
-    blocks = [slice(first, first + BLOCK) for first in range(0, len(lower), BLOCK)]
-    for rows, inverse in zip(blocks, inverses, strict=True):
-        rest = rhs[rows] - lower[rows, : rows.start] @ rhs[: rows.start] if rows.start else rhs[rows]
-        rhs[rows] = inverse @ rest
-    for rows, inverse in zip(reversed(blocks), reversed(inverses), strict=True):
-        rest = rhs[rows] - lower[rows.stop :, rows].T @ rhs[rows.stop :] if rows.stop < len(lower) else rhs[rows]
-        rhs[rows] = inverse.T @ rest
+def substitute(lower: Floats, rhs: Floats) -> None:
+    """Compute B := L⁻ᵀ L⁻¹ B in place, for B in the order of columns; what stands above the diagonal is not read."""
+    found, _ = _lapack("potrs", lower)(lower.T, rhs, lower=0, overwrite_b=1)
+    if not np.shares_memory(found, rhs):
+        rhs[...] = found
+
+
+def _lapack(name: str, matrix: Floats) -> Any:
+    """Return a function of LAPACK for the precision of a matrix."""
+    from scipy.linalg import lapack  # slow to import, and not needed without fits
+
+    return getattr(lapack, ("s" if matrix.dtype == np.float32 else "d") + name)
 
 
 @functools.cache

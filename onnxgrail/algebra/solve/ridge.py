@@ -58,7 +58,23 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
     return _by_eigenvalues(gram, rhs, lam)
 
 
-def ridge_solver(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Callable[[Floats], Floats]:
+Solver = Callable[[Floats], Floats]
+
+
+def ridge_factor(gram: Floats, ridge: Floats | float = 0.0) -> Solver | None:
+    """Return a function B -> (A + diag(r))⁻¹ B, to solve for many B; None if the matrix is numerically singular.
+
+    Solutions for unusual B may hold infinities.
+
+    Args:
+        gram: A (k, k), which is overwritten.
+        ridge: r (k,), or the same value for all.
+    """
+    factor = _factor(gram, ridge)
+    return None if factor is None else factor.solve
+
+
+def ridge_solver(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Solver:
     """Return a function B -> (A + diag(r))⁻¹ B, to solve for many B; singular systems are solved as in `ridge_solve`.
 
     Args:

@@ -127,6 +127,7 @@ def ahead(make: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
 @contextmanager
 def pinned() -> Iterator[None]:
     """Limit the threads of BLAS: its sums depend on their number, and ONNX Runtime needs the other cores."""
+    import scipy.linalg.lapack  # noqa: F401  it has a BLAS of its own, whose threads are limited only if it is loaded
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(of_algebra()):
