@@ -20,6 +20,7 @@ SLACK = 1e-3  # tolerance of a sum of probabilities
 VECTOR = 64  # more numbers per token than this are a vector
 VOCABULARY = 1000  # least columns of scores of a vocabulary
 SHARP = 0.2  # least mean of the highest probability for many columns to count as class scores
+LOUD = 10.0  # spread of a row of many numbers from which on they are no logits: all of them would be decided
 FEW = 16  # up to this many columns are class scores even if no class stands out, unless their softmax is flat
 FLAT = 0.1  # share of the way from equal probabilities to a certain class below which a softmax is flat
 SEEN = 8  # least samples for the test for one common pattern
@@ -38,7 +39,7 @@ LISTED = "a list whose length differs between samples"
 
 BOXES = re.compile(
     r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"
-    r"|joint|vert|depth|flow|disp|wav|audio|mel|pcm|dist|angle)"
+    r"|joint|vert|depth|flow|disp|wav|audio|mel|pcm|dist|angle|pitch|freq|durat)"
 )
 FEATURES = re.compile(r"embed|pool|hidden|feat|vector|(?<![a-z])emb(?![a-z])|descriptor")
 SCORES = re.compile(r"logit|(?<![a-z])(score|prob|cls|class|conf|obj|label|heat|mask|seg|sigmoid|softmax|pred)|classif")
@@ -221,7 +222,8 @@ def _class_row(look: _Look) -> tuple[Part, ...]:
     columns = look.rows.shape[1]
     few, equal = columns <= FEW, 1 / columns
     least = equal + FLAT * (1 - equal) if few else SHARP
-    if named or probabilities(look.rows, "logits").max(axis=1).mean() >= least:
+    loud = not few and np.median(look.rows.std(axis=1)) > LOUD
+    if named or (not loud and probabilities(look.rows, "logits").max(axis=1).mean() >= least):
         why = "named as scores" if named else "one row of scores"
         return (Part(kind="classes", why=why, form="logits", axis=1, rows=True),)
     if few:

@@ -143,4 +143,6 @@ def _hint(model: ir.Model, recipe: Recipe) -> str:
         return f"--quantize {recipe.quantize} leaves convolutions in float; --quantize int8 has them too"
     if recipe.quantize != "none":
         return "Leave out --quantize: few bytes of this model are weights of layers"
+    if recipe.max_loss is not None:
+        return "Give a larger --max-loss: new biases take more bytes than so few units"
     return "Remove more, or choose other blocks; --compensate none writes no new weights"

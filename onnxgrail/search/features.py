@@ -19,9 +19,13 @@ from onnxgrail.search.kernels import Measured
 MOVES = "moves"
 BLOCKED, PLAIN = "blocked", "plain"  # layouts of a convolution's channels
 ALIGNED = 4  # ONNX Runtime converts only multiples of this many channels to blocks
+POOLS = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})  # only whole blocks stay blocks
 
 Kind = tuple[str, ...]
-"""Operator of a node, for a convolution also its form and layout; (MOVES,) if a kernel converts a tensor."""
+"""Operator of a node, for a convolution also its form, and for both convolutions and pools their layout.
+
+(MOVES,) if a kernel converts a tensor.
+"""
 Place = tuple[str, bool]
 """Key of a node, and True if a kernel converts its output."""
 
@@ -62,11 +66,14 @@ class Features:
 
     def _kind(self, node: ir.Node, *, blocked: bool) -> Kind:
         """Return the kind of a node; kernels of a kind are fitted together."""
+        layout = BLOCKED if blocked else PLAIN
+        if node.op_type in POOLS:
+            return node.op_type, layout
         if node.op_type not in counting.CONVOLUTIONS:
             return (node.op_type,)
         weight = self._weight(node, None)
         form = "depthwise" if weight[1:2] == (1,) else "pointwise" if math.prod(weight[2:]) == 1 else "dense"
-        return (node.op_type, form, BLOCKED if blocked else PLAIN)
+        return node.op_type, form, layout
 
     def kind_at(self, node: ir.Node, kind: Kind, dead: Bools | None) -> Kind:
         """Return the kind that a node has without the dead units, by the rule of ONNX Runtime for channels in blocks.
@@ -78,7 +85,9 @@ class Features:
         """
         if kind[-1] not in (BLOCKED, PLAIN):
             return kind
-        taken = math.prod(self._shape(node.inputs[0], dead)[1:2])
+        taken = self._channels(node, dead)
+        if node.op_type in POOLS:
+            return kind if taken % self._block == 0 else (*kind[:-1], PLAIN)
         direct = kind[1] != "depthwise" and taken < self._block  # reads so few channels without blocks
         return (*kind[:-1], BLOCKED if direct or taken % ALIGNED == 0 else PLAIN)
 
@@ -88,9 +97,27 @@ class Features:
         written = self._bytes(node.outputs, dead, blocked=blocked)
         if kind == (MOVES,):
             return np.array([1.0, 0.0, written])
-        macs = counting.node_macs(node, self._survey, dead) * (self._padding(node, dead) if blocked else 1.0)
+        padded = blocked and node.op_type in counting.CONVOLUTIONS
+        macs = counting.node_macs(node, self._survey, dead) * (self._padding(node, dead) if padded else 1.0)
         read = self._bytes(node.inputs, dead, blocked=blocked) + self._constants(node, dead)
         return np.array([1.0, macs, written + read])
+
+    def moved(self, node: ir.Node, kind: Kind, dead: Bools) -> float:
+        """Return the bytes that are converted because a pool does not have its channels in blocks any more.
+
+        Args:
+            node: the node.
+            kind: its kind at full widths.
+            dead: (ids,) mask of removed units.
+        """
+        if kind[0] not in POOLS or self.kind_at(node, kind, dead) == kind:
+            return 0.0
+        back = self._channels(node, dead) % ALIGNED == 0  # the next convolution has blocks again
+        return self._bytes([*node.inputs[:1], *(node.outputs[:1] if back else ())], dead, blocked=False)
+
+    def _channels(self, node: ir.Node, dead: Bools | None) -> int:
+        """Return the channels that a node reads."""
+        return math.prod(self._shape(node.inputs[0], dead)[1:2])
 
     def _shape(self, value: ir.Value | None, dead: Bools | None) -> tuple[int, ...]:
         name = value.name or "" if value is not None else ""

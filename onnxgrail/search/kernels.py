@@ -41,7 +41,7 @@ class Measured:
         widths: block name -> kept units; other blocks keep all.
         work: time of the kernels that compute a node.
         moves: time of the kernels that ONNX Runtime inserted to convert a node's output.
-        blocked: keys of the convolutions whose kernel has channels in blocks.
+        blocked: keys of the convolutions and pools whose kernel has channels in blocks.
         ms: of an undisturbed run.
     """
 
@@ -138,7 +138,7 @@ def kernels_of(model: ir.Model, profiles: Iterable[tuple[Mapping[str, int], Prof
         blocked: dict[str, None] = {}
         for kernel, node, moved in attributed(model, profile.kernels):
             (moves if moved else work)[key(node)] += kernel.ms
-            if kernel.name.endswith(BLOCKED) and node.op_type in CONVOLUTIONS:
+            if kernel.name.endswith(BLOCKED):
                 blocked[key(node)] = None
         total = sum(kernel.ms for kernel in profile.kernels)
         scale = min(1.0, profile.ms / total) if total else 1.0  # profiling itself takes time

@@ -113,6 +113,22 @@ def test_channels_in_blocks_are_padded_and_odd_widths_take_the_plain_kernel() ->
     assert cost({}) - cost({first: 20}) < 1.2 * (cost({}) - cost({first: 24}))
 
 
+def test_a_pool_whose_channels_fill_no_blocks_takes_conversions() -> None:
+    body = (
+        "a = Conv<pads=[1,1,1,1]>(x, u)\nr = Relu(a)\np = MaxPool<kernel_shape=[2,2],strides=[2,2]>(r)\ny = Conv(p, v)"
+    )
+    prepared = prepared_of(tiny("float[N,8,16,16] x => float[] y", body, {"u": (32, 8, 3, 3), "v": (8, 32, 3, 3)}))
+    block = prepared.survey.blocks[0].name
+    plain, blocked = (
+        latency_measure(prepared, Kernels(measured=(fake(prepared, {}, blocked=some),), block=BLOCK))
+        for some in (("a", "y"), ("a", "p", "y"))
+    )
+    assert blocked({block: 24}) == pytest.approx(plain({block: 24}))
+    converted = [blocked({block: width}) - plain({block: width}) for width in (28, 27)]
+    assert converted[0] > converted[1] > 0  # 27 channels stay without blocks behind the pool
+    assert blocked({block: 28}) > blocked({block: 24})
+
+
 def test_stored_kernels_give_the_same_cost() -> None:
     prepared = prepared_of(mlp(2, 64, features=32))
     kernels = Kernels(measured=(fake(prepared, {}), fake(prepared, halves(prepared), ("a",))), block=BLOCK, note="n")

@@ -87,6 +87,8 @@ CASES: dict[str, tuple[str, Array, tuple[str, ...], Clues]] = {
     "an embedding": ("embedding", normal(128), ("embedding",), Clues()),
     "an embedding of length 1": ("y", softmax(normal(64)) ** 0.5, ("embedding",), Clues()),
     "an embedding by its values": ("output", normal(400, scale=0.1), ("embedding",), Clues()),
+    "an embedding of large numbers": ("output", normal(96, scale=16), ("embedding",), Clues()),
+    "frequencies": ("pitch", np.abs(normal(101, scale=200)), ("values",), Clues()),
     "hidden states": ("last_hidden_state", normal(6, 128), ("embedding",), IDS),
     "next tokens": ("logits", normal(6, 61), ("tokens",), Clues(ids=(N, 6), predicts=True)),
     "a vocabulary": ("logits", normal(6, 1200), ("tokens",), IDS),
