@@ -72,3 +72,12 @@ def test_a_row_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no such row or group: nothing"):
         main(["--only", "nothing", "--out", str(tmp_path / "r.json"), "--page", str(tmp_path / "p.md")])
     assert len({(cell.group, cell.name) for cell in cells()}) == len(cells())
+
+
+def test_the_limit_is_the_work_at_the_speed_of_a_product(tmp_path: Path) -> None:
+    numbers = dict.fromkeys(("forward", "seconds", "ratio", "cpu_ratio", "anonymous", "rss"), 5.0)
+    data = {"environment": {}, "rows": {"a": {"name": "row a", "group": "width", **numbers, "limit": 3.0}}}
+    assert "| 3.00 | 0.75 |" in page.page(data)
+    wide = {cell.name: cell.work for cell in cells()}
+    assert wide["width 3072"] > 4 * wide["width 1536"] > 0
+    assert wide["width 1536, best"] == 0

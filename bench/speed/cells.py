@@ -16,7 +16,8 @@ import numpy as np
 from bench.speed import clock, nets
 
 START = 1.0  # seconds for the interpreter and its imports, subtracted from the command
-GRAIL = ("--unit-ratio", "0.3")
+SHARE = 0.3  # of the units that go
+GRAIL = ("--unit-ratio", str(SHARE))
 CLOSED = ("--compensate", "grail", "--closed-loop")  # what the published rows were measured with
 BEST = ("--compensate", "best")
 DEPTHS = (12, 24, 48)
@@ -29,6 +30,7 @@ class Cell:
     Attributes:
         group: table it belongs to; make: writes the model; shape: of one sample, empty if the model comes with data.
         options: of `compress`; latency: measure the compressed model instead of the command.
+        work: floating-point operations of sums and solves, 0 if they are not known.
         threads: of command and forward pass, None for those of all rows.
     """
 
@@ -41,6 +43,7 @@ class Cell:
     options: tuple[str, ...] = GRAIL
     latency: bool = False
     threads: int | None = None
+    work: float = 0.0
 
     def written(self, folder: Path) -> tuple[Path, Path]:
         """Return the model and its data, created if they do not exist."""
@@ -102,7 +105,16 @@ def _encoder(
         return nets.encoder(path, depth=depth, width=width, tokens=tokens, external=not inside)
 
     options = (*GRAIL, *more, *(() if inside else ("--save-as-external-data",)))
-    return Cell(name=name, group=group, make=make, shape=(tokens, width), samples=samples, options=options)
+    work = 0.0 if more else depth * sum(_work(samples * tokens, inputs, width) for inputs in (width, 4 * width))
+    return Cell(name=name, group=group, make=make, shape=(tokens, width), samples=samples, options=options, work=work)
+
+
+def _work(rows: int, inputs: int, outputs: int) -> float:
+    """Return the operations of GRAIL for one layer: half of XᵀX, products with kept and dropped inputs, the solve."""
+    kept = round((1 - SHARE) * inputs)
+    gone = inputs - kept
+    products = 2 * kept * gone + gone**2 + kept**2
+    return float(rows * inputs**2 + products * outputs + kept**3 / 3 + 2 * kept**2 * outputs)
 
 
 def minilm(folder: Path) -> list[Cell]:
@@ -147,8 +159,9 @@ def measure(cell: Cell, folder: Path, *, threads: int, rounds: int) -> dict[str,
     if cell.latency:
         clock.command(words, threads)
         return row | _latency(model, out, data, json.loads(report.read_text(encoding="utf-8")), threads)
-    plain, runs = [], []
+    plain, runs, speeds = [], [], []
     for _ in range(rounds):
+        speeds.append(clock.speed(threads))
         plain.append(clock.forward(model, data, threads, cell.batch))
         runs.append(clock.command(words, threads))
         plain.append(clock.forward(model, data, threads, cell.batch))
@@ -160,6 +173,7 @@ def measure(cell: Cell, folder: Path, *, threads: int, rounds: int) -> dict[str,
         **whole,
         "ratio": (whole["seconds"] - START) / once["seconds"],
         "cpu_ratio": (whole["cpu"] - START) / once["cpu"],
+        "limit": once["seconds"] + cell.work / statistics.median(speeds) if cell.work else None,
         "stages": json.loads(report.read_text(encoding="utf-8"))["timing"],
     }
 

@@ -30,6 +30,29 @@ for feed in feeds:
 print(json.dumps({"seconds": time.perf_counter() - wall, "cpu": time.process_time() - cpu}))
 """
 
+SPEED = """
+import time
+import numpy as np
+a = np.ones((2048, 2048), np.float32)
+a @ a
+took = []
+for _ in range(5):
+    started = time.perf_counter()
+    a @ a
+    took.append(time.perf_counter() - started)
+print(2 * 2048**3 / min(took))
+"""
+
+
+def speed(threads: int) -> float:
+    """Measure the floating-point operations per second of a matrix product in float32."""
+    done = subprocess.run([sys.executable, "-c", SPEED], env=_with(threads), capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def _with(threads: int) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
+
 
 def forward(model: Path, data: Path, threads: int, batch: int) -> dict[str, float]:
     """Measure one forward pass over the data in a new process, without session and loading."""
@@ -41,9 +64,8 @@ def forward(model: Path, data: Path, threads: int, batch: int) -> dict[str, floa
 
 def command(words: Sequence[str], threads: int) -> dict[str, Any]:
     """Measure a whole command in a new process: wall and processor seconds, peak memory in MB, exit code."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
     started = time.perf_counter()
-    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(words, env=_with(threads), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     peak, over = {"RssAnon": 0, "VmHWM": 0}, threading.Event()
     watch = threading.Thread(target=_watch, args=(process.pid, peak, over))
     watch.start()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from bench.speed.cells import START
+
 Row = Mapping[str, Any]
 
 INTRO = """\
@@ -19,6 +21,8 @@ spend less time. `python -m bench.speed` measures and writes it from `bench/resu
 | `command s` | the whole command, from the start of the interpreter to the written file |
 | `ratio` | `command s`, less one second for the start, divided by `forward s` |
 | `cpu ratio` | the same in processor seconds, which other work on the machine disturbs less |
+| `limit s` | `forward s`, and the operations of sums and solves at the measured speed of a float32 product |
+| `share` | `limit s` as a share of `command s` less one second |
 | `anonymous MB`, `total MB` | peak memory of the process, without and with mapped files |
 
 Medians of {rounds} rounds, in which all rows take turns. Closed-loop GRAIL, unit ratio 0.3, unless the row says
@@ -95,6 +99,8 @@ COSTS: dict[str, Callable[[Row], str]] = {
     "command s": _number("seconds", ".2f"),
     "ratio": _number("ratio", ".2f"),
     "cpu ratio": _number("cpu_ratio", ".2f"),
+    "limit s": lambda row: format(row["limit"], ".2f") if row.get("limit") else "",
+    "share": lambda row: format(row["limit"] / (row["seconds"] - START), ".2f") if row.get("limit") else "",
     "anonymous MB": _number("anonymous", ".0f"),
     "total MB": _number("rss", ".0f"),
 }

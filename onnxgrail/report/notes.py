@@ -70,7 +70,7 @@ def _more(found: Found | None) -> str:
     if found is None or found.next_cost is None or found.next_limit is None:
         return ""
     now, then = (1 - cost / found.before for cost in (found.cost, found.next_cost))
-    if then < MUCH * now:
+    if then < MUCH * now or f"{then:.0%}" == f"{now:.0%}":
         return ""
     return f"--max-loss {100 * found.next_limit:.3g}% would save about {then:.0%} of {found.minimize}, not {now:.0%}"
 
