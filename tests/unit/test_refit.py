@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgrail.algebra.fit import refit as module
-from onnxgrail.algebra.fit.choice import Fitted, Rules
+from onnxgrail.algebra.fit.choice import ALPHAS, Choice, Fitted, Rules
 from onnxgrail.algebra.moments.regression import Moments, error, moments, zero_moments
 from onnxgrail.algebra.solve.ridge import ridge_factor
 from onnxgrail.core import Floats
@@ -197,17 +197,29 @@ def systems(monkeypatch: pytest.MonkeyPatch, least: float = 0.0) -> list[float]:
     return seen
 
 
-@pytest.mark.parametrize("judges", [1, 4])
-def test_the_search_ends_where_no_ridge_can_gain_enough(judges: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best weights as the start, up to noise: the strongest ridge says so."""
-    z, t = data(rows=4000, noise=0.5)
-    fold = np.arange(4000) % 4
-    start = np.linalg.lstsq(z, t)[0]
-    folds = [moments(z[fold == f], t[fold == f]) for f in range(4)]
-    seen = systems(monkeypatch)
-    (found,) = module.refit(folds, [[start]], Rules(affine=False, judges=judges, margin=0.1))
-    assert found.alpha is None
-    assert len(seen) <= judges
+@pytest.mark.parametrize(
+    ("gains", "searched", "likely"),
+    [
+        ([2e-5, 1e-5, 9e-6, 8e-6], 3, 0.0),  # a trace that falls
+        ([0.0, 0.0, 0.0, 0.2], 4, 1e-4),  # what gains nothing says nothing: a few features may be huge
+        ([1e-5, 1e-4, 1e-3, 1e-2, 0.2, 0.2], 6, 1e-5),  # a trace that grows
+        ([0.06, 0.05, 0.04], 3, 1e-1),  # on few outputs half of the margin is enough
+        ([0.04, 0.03, 0.02], 3, 0.0),
+        ([0.3, 0.2, 0.4], 3, 1e-3),  # a dip
+    ],
+)
+def test_how_far_ridges_are_searched(gains: list[float], searched: int, likely: float) -> None:
+    z, t = data(noise=0.5)
+    fit, held = halves(z, t)
+    choice = Choice.among([np.zeros((5, 3))], fit + held, held, [held], Rules(affine=False, margin=0.1))
+    seen = 0
+    for alpha, gain in zip(ALPHAS, gains, strict=False):
+        if not choice.searching:
+            break
+        choice.slopes[:] = choice.curves[:] = gain * choice.begin  # a step of length 1 gains as much
+        choice.note(alpha)
+        seen += 1
+    assert (seen, choice.likely) == (searched, likely)
 
 
 def test_a_singular_system_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 MARGIN = 1e-3
 WORTH = 1e-4  # relative decrease of the held-out error that a weaker ridge needs
 SOME, MANY = 64, 512  # outputs of a layer that are used to search its ridge, and to judge it
-ENOUGH = 2  # weaker ridges in a row without a decrease that end the search; one if several folds agree
-HOPE, LIKELY = 0.05, 0.5  # shares of `margin`: least decrease with which the search goes on, and with which it counts
+ENOUGH = 2  # weaker ridges in a row without a decrease that end the search
+LIKELY = 0.5  # share of `margin` that a few outputs must gain for all of them to be judged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,7 +75,7 @@ class Choice:
         slopes, curves: coefficients of each fold's held-out error, a parabola in the step length.
         begin, best: held-out error of the start, and of the best choice so far.
         promising, promise: the best ridge for a few outputs so far, and its decrease of the error.
-        worse: weaker ridges since then.
+        worse: weaker ridges since then; highest: the largest decrease so far, also one that is only a trace.
     """
 
     total: Moments
@@ -96,6 +96,7 @@ class Choice:
     promising: float = 0.0
     promise: float = 0.0
     worse: int = 0
+    highest: float = 0.0
 
     @classmethod
     def among(
@@ -161,17 +162,17 @@ class Choice:
     def note(self, alpha: float) -> bool:
         """Return True if a ridge gains most so far for a few outputs, which represent all outputs.
 
-        After the best ridge the gain falls with every weaker one. A ridge that pulls to the start and gains nothing
-        allows no weaker one to gain, either; one that gains next to nothing, none that gains as much as is needed.
+        After the best ridge the gain falls with every weaker one, also where it is only a trace. A ridge that gains
+        nothing says nothing: where a few features are huge, all but the weakest gain nothing or a trace.
         """
         gains, begin = self._gains()[1], self._begin
-        found = float(gains.sum())
-        if found > self.promise + WORTH * max(begin - self.promise, 0.0) and (gains > 0.0).all():
+        found, gained = float(gains.sum()), bool((gains > 0.0).all())
+        falls = self.rules.prior and gained and found <= self.highest
+        self.highest = max(self.highest, found if gained else 0.0)
+        if gained and found > self.promise + WORTH * max(begin - self.promise, 0.0):
             self.promise, self.promising, self.worse = found, alpha, 0
-        elif self.promising or self.rules.prior:
+        elif falls or self.promising:
             self.worse += 1
-        if self.rules.prior and max(found, self.promise) < HOPE * self.rules.margin * begin:
-            self.worse = ENOUGH
         return self.promising == alpha
 
     @property
@@ -183,7 +184,7 @@ class Choice:
     @property
     def searching(self) -> bool:
         """True if a weaker ridge may gain more."""
-        return self.worse < (ENOUGH if len(self.judging) == 1 else 1)
+        return self.worse < ENOUGH
 
     @property
     def likely(self) -> float:
