@@ -15,6 +15,9 @@ SOME = 16  # columns of a float32 solution that are checked
 LOSS = 1e-7  # share of the explained squares that a float32 solution may lose
 FLOOR = 1e-10  # smallest eigenvalue that is trusted, as a share of the largest
 
+Solver = Callable[[Floats], Floats]
+"""Solves one system for many right-hand sides."""
+
 
 def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
     """Compute X = (A + λI)⁻¹ B, in float64, or in float32 if A has that type and the solution is good enough.
@@ -56,9 +59,6 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
         if solution is not None:
             return solution, used
     return _by_eigenvalues(gram, rhs, lam)
-
-
-Solver = Callable[[Floats], Floats]
 
 
 def ridge_factor(gram: Floats, ridge: Floats | float = 0.0) -> Solver | None:
