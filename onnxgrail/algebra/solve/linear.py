@@ -96,9 +96,9 @@ class Host:
             self._factorize_in_blocks(lower)
 
         def solve(rhs: Floats) -> Floats:
-            found = np.array(rhs, lower.dtype, order="F")
-            self._in_parts(lambda columns: substitute(lower, found[:, columns]), rhs.shape[1] if found.size else 0)
-            return found
+            found = np.array(rhs if rhs.ndim == 2 else rhs[:, None], lower.dtype, order="F")
+            self._in_parts(lambda columns: substitute(lower, found[:, columns]), found.shape[1] if found.size else 0)
+            return found.reshape(rhs.shape)
 
         return Factor(np.diagonal(lower), solve)
 
