@@ -185,18 +185,6 @@ def test_errors_by_definition_and_sums_that_add_up() -> None:
     assert (fit + held).count == len(z)
 
 
-def systems(monkeypatch: pytest.MonkeyPatch, least: float = 0.0) -> list[float]:
-    """Count factorizations for held-out folds, by their ridges; those below `least` are singular."""
-    seen: list[float] = []
-
-    def factor(gram: Floats, ridge: Floats) -> Any:
-        seen.append(float(ridge[0]))
-        return None if ridge[0] < least else ridge_factor(gram, ridge)
-
-    monkeypatch.setattr(module, "ridge_factor", factor)
-    return seen
-
-
 @pytest.mark.parametrize(
     ("gains", "searched", "likely"),
     [
@@ -228,7 +216,14 @@ def test_a_singular_system_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> N
     every = refit(*halves(z, t), [np.zeros((5, 3))], affine=True)
     assert every.alpha is not None
     assert every.alpha < 1e-2
-    seen = systems(monkeypatch, least=5e-3 * np.square(z[np.arange(40) % 4 != 3]).sum() / 5)
+    least = 5e-3 * np.square(z[np.arange(40) % 4 != 3]).sum() / 5
+    seen: list[float] = []
+
+    def factor(gram: Floats, ridge: Floats) -> Any:
+        seen.append(float(ridge[0]))
+        return None if ridge[0] < least else ridge_factor(gram, ridge)
+
+    monkeypatch.setattr(module, "ridge_factor", factor)
     found = refit(*halves(z, t), [np.zeros((5, 3))], affine=True)
     assert found.alpha == 1e-2
     assert len(seen) < 7
