@@ -63,10 +63,10 @@ def device_of(providers: Sequence[str]) -> Device:
         DeviceError: there are more GPUs than processes, or more processes than GPUs.
     """
     words = [word.partition(":") for word in providers]
-    names = tuple(name for name, _, _ in words)
+    names = tuple(dict.fromkeys(name for name, _, _ in words))
     if CUDA not in names:
-        return Device(names=tuple(providers))
-    text = words[names.index(CUDA)][2]
+        return Device(names=tuple(dict.fromkeys(providers)))
+    text = next(text for name, _, text in words if name == CUDA)
     if not re.fullmatch(r"(\d+(,\d+)*)?", text):
         raise UsageError(f"{CUDA}:{text} does not name GPUs", hint="Write --device cuda:0 or cuda:0,1")
     return Device("cuda", _number([int(part) for part in text.split(",") if part]), names, _memory())

@@ -20,6 +20,7 @@ from onnxgrail.recipe.table.option import SHARE, Option, spelled
 
 REGISTRIES: Mapping[str, Collection[str]] = {"selector": SELECTORS, "reducer": REDUCERS, "compensate": COMPENSATORS}
 """Allowed words that plug-ins and other programs can add to."""
+DEFAULTS = Recipe()
 
 
 def recipe_of(choices: Mapping[str, Any]) -> Recipe:
@@ -78,6 +79,8 @@ def _check(recipe: Recipe) -> None:
         elif isinstance(value, int | float) and not row.value.allows(value):
             hint = "1 would remove everything" if row.value == SHARE else ""
             raise UsageError(f"{name} must be {row.value.limits}, got {value:.12g}", hint=hint)
+        elif value == () and getattr(DEFAULTS, name) and not row.value.empty:
+            raise UsageError(f"{name} is empty", hint="Leave it out for the default")
     if len(set(recipe.refine)) < len(recipe.refine):
         hint = f"Choose from {', '.join(FIELDS['refine'].value.words)}, each once"
         raise UsageError(f"refine cannot be {','.join(recipe.refine)}", hint=hint)

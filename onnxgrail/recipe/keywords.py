@@ -5,6 +5,7 @@ Ranges and known words are checked by `check.py`; here a value only gets the req
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import math
@@ -17,13 +18,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import OnnxGrailError, UsageError
 from onnxgrail.recipe.table import OPTIONS
 from onnxgrail.recipe.table.option import Kind
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Reader = Callable[[Any], Any]
+CLOSED = frozenset({errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP})  # paths that cannot be looked up
 LIMIT = 2**63  # bound on the absolute value of whole numbers
 GONE = {
     "plots": "--report page.html shows what the figures showed",
@@ -271,6 +273,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     Raises:
         UsageError: a keyword has the wrong type, or is a number beyond its limits.
+        OnnxGrailError: a path cannot be looked up: its name is too long, or a folder may not be searched.
     """
     signature = inspect.signature(function)
 
@@ -285,6 +288,11 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 bound.arguments[name] = parameter.default
             elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
                 bound.arguments[name] = within(name, read(name, value))
-        return function(*bound.args, **bound.kwargs)
+        try:
+            return function(*bound.args, **bound.kwargs)
+        except OSError as error:
+            if error.errno not in CLOSED or error.filename is None:
+                raise
+            raise OnnxGrailError(f"{str(error.filename)!r}: {error.strerror}") from error
 
     return call

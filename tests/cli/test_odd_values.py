@@ -6,8 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxgrail import apply, bench, compare, compress, frontier, inspect
 from onnxgrail.allocation.ladders import WIDEST, divisors
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import OnnxGrailError, UsageError
 from onnxgrail.machine.group.torchrun import join
 from onnxgrail.machine.numerals import whole
 from tests.command import run
@@ -62,6 +63,27 @@ def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch):
     assert "internal error" not in lines[0]
     assert text in lines[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.npz", "m.onnx"]
+
+
+CALLS = {
+    "a model": lambda: inspect(NINES),
+    "a report": lambda: inspect("m.onnx", report=f"{NINES}.json"),
+    "an output": lambda: compress("m.onnx", NINES, ratio=0.3),
+    "data": lambda: compare("m.onnx", "m.onnx", data=NINES),
+    "statistics": lambda: compress("m.onnx", "o.onnx", ratio=0.3, stats=NINES),
+    "a recipe": lambda: apply(NINES, "m.onnx", "o.onnx"),
+    "a model to time": lambda: bench(NINES),
+    "a model for points": lambda: frontier(NINES, data="d.npz"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_path_that_cannot_be_looked_up_is_an_error_of_ours_in_python_too(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(nets.mlp(), "m.onnx")
+    np.savez("d.npz", **nets.vectors())
+    with pytest.raises(OnnxGrailError, match="name too long"):
+        CALLS[name]()
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ def test_data_output_and_choices_of_the_call_go_first(folder: Path) -> None:
         ("batch_size: 0", "batch_size must be at least 1, got 0"),
         ("budget_seconds: 0", "budget_seconds must be above 0, got 0"),
         ("blocks: []", "blocks is empty. Choose from conv, mlp, heads, qk, vo, stream"),
+        ("providers: []", "providers is empty. Leave it out for the default"),
         ("ridge: -0.5", "ridge must be at least 0, got -0.5"),
         ("min_cosine: 5", "min_cosine must be at least -1 and at most 1, got 5"),
         ("min_cosine: .nan", "min_cosine must be at least -1 and at most 1, got nan"),

@@ -71,7 +71,8 @@ def options(name: str, folder: Path, rng: Rng) -> Case:
         words.append(pick([*option.opts, *option.secondary_opts], rng))
         if not option.is_flag:
             words.append(_text(option.name or "", rng))
-    return Case(f"options of {command}", tuple(words))
+    free = ("good.json",) if command == "apply" else ("good.json", "r.yaml")  # files that the command does not read
+    return Case(f"options of {command}", tuple(words), own=free if "--force" in words else ())
 
 
 def _text(option: str, rng: Rng) -> str:

@@ -143,6 +143,7 @@ def _judged(code: int, out: str, err: str) -> list[str]:
     if "internal error" in err or "Traceback" in out + err:
         found.append(f"not typed: {err.strip()[-300:]}")
     lines = [line for line in err.splitlines() if line and not line.startswith((*USAGE, "Warning: ", "Note: "))]
+    lines = [line for line in lines if not re.match(r"\[ *[\d.]+ s\] ", line)]  # stages of a run of some seconds
     errors = [line for line in lines if line.startswith("Error: ")]
     if code in DOCUMENTED - {0} and (len(errors) != 1 or lines != errors):
         found.append(f"not one line: {err.strip()[:300]!r}")

@@ -49,6 +49,11 @@ def test_each_process_takes_its_gpu(
     assert (device.kind, device.number, device.place, device.names) == ("cuda", wanted, f"cuda:{wanted}", BOTH)
 
 
+def test_a_provider_that_is_named_twice_counts_once() -> None:
+    assert device_of(("CPUExecutionProvider", "CPUExecutionProvider")).names == ("CPUExecutionProvider",)
+    assert device_of((f"{CUDA}:1", CUDA, "CPUExecutionProvider")).names == BOTH
+
+
 def test_what_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match=r"2 GPUs .* torchrun --nproc-per-node 2"):
         device_of((f"{CUDA}:0,1",))
