@@ -57,7 +57,8 @@ def _several(paths: Any) -> list[Path]:
     if isinstance(paths, str | os.PathLike):
         text = os.fspath(paths)
         return [Path(text.rpartition(":")[0] if is_named(text) else text)]
-    return [Path(path) for path in paths] if isinstance(paths, Collection) else []
+    found = paths if isinstance(paths, Collection) else []
+    return [Path(path) for path in found if isinstance(path, str | os.PathLike)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

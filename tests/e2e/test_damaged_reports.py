@@ -121,3 +121,9 @@ def test_what_is_shown_of_a_damaged_report(whole: dict[str, Any], tmp_path: Path
     with pytest.raises(OnnxGrailError, match="damaged"):
         report.save(tmp_path / "r.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_that_names_an_impossible_file_is_written(whole: dict[str, Any], tmp_path: Path) -> None:
+    report = Report.from_json(_changed(whole, ("model", "input"), "n" * 300))
+    report.save(tmp_path / "r.json")
+    assert json.loads((tmp_path / "r.json").read_text())["model"]["input"] == "n" * 300
