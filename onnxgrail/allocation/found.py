@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,3 +91,10 @@ def found_of(entry: Mapping[str, Any]) -> Found:
     cheapest = entry["cheapest"]
     cheapest = None if cheapest is None else tuple(cheapest)
     return Found(**{**entry, "tried": tried, "cheapest": cheapest, "half": tuple(entry.get("half", ()))})
+
+
+def rounded_up(loss: float) -> float:
+    """Return a positive loss with two digits, no smaller; at most 1, which outputs that are not finite have."""
+    loss = min(loss, 1.0)
+    unit = 10.0 ** (math.floor(math.log10(loss)) - 1)
+    return math.ceil(loss / unit) * unit

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from onnxgrail.allocation.found import Found
+from onnxgrail.allocation.found import Found, rounded_up
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Recipe, Refusal
 from onnxgrail.errors import NothingToCompressError
@@ -40,7 +39,7 @@ def check_gain(prepared: Prepared, decision: Decision, shipped: Shipped, job: Jo
     loss = (shipped.keys["quantization"] or {}).get("loss")
     if search is not None and loss is not None and loss["bound"] > search.limit:
         text = f"the quantized model may lose up to {loss['bound']:.2%}, more than --max-loss {100 * search.limit:g}%"
-        hint = f"Give --max-loss {_tenths(loss['bound'])}% or more, or leave out --quantize"
+        hint = f"Give --max-loss {100 * rounded_up(loss['bound']):.3g}% or more, or leave out --quantize"
         raise _refused(prepared, decision, job, places, f"{text}; nothing is written", hint)
     if search is None or search.minimize != "latency" or not decision.changes:
         return
@@ -114,13 +113,8 @@ def _beyond(search: Found, kind: str) -> tuple[str, str]:
         f": {step} has a loss of {lowest.mean:.2%} on {lowest.samples} samples "
         f"({lowest.name} of {lowest.output}), which may be up to {lowest.bound:.2%}"
     )
-    hint = f"Give --max-loss {_tenths(lowest.bound)}% or more, or more samples for a closer bound"
+    hint = f"Give --max-loss {100 * rounded_up(lowest.bound):.3g}% or more, or more samples for a closer bound"
     return text, hint + ("; --minimize size may also give weights fewer bits" if faster else "")
-
-
-def _tenths(loss: float) -> str:
-    """Return a loss in tenths of a percent, rounded up."""
-    return f"{math.ceil(1000 * loss) / 10:g}"
 
 
 def _refused(

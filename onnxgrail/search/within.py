@@ -6,11 +6,10 @@ held-out samples, or, if the data are too few to hold some back, by two halves t
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 
-from onnxgrail.allocation.found import Candidate, Found
+from onnxgrail.allocation.found import Candidate, Found, rounded_up
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
 from onnxgrail.search.bisect import CLOSE, TRIES, farthest
@@ -86,12 +85,6 @@ def further(path: Path, tried: Sequence[Candidate], best: int, limit: float) -> 
     beyond = [one for one in tried if limit < one.loss.bound <= FAR * limit and one.cost < path.cost(best)]
     if beyond:
         least = min(beyond, key=lambda one: one.cost)
-        return _rounded_up(least.loss.bound), least.cost
+        return rounded_up(least.loss.bound), least.cost
     following = path.reach(NEXT * path.loss(best))
     return (NEXT * limit, path.cost(following)) if following > best else None
-
-
-def _rounded_up(loss: float) -> float:
-    """Return a loss with two digits, no smaller."""
-    unit = 10.0 ** (math.floor(math.log10(loss)) - 1)
-    return math.ceil(loss / unit) * unit

@@ -94,6 +94,10 @@ class Host:
             _factorize(lower)
         else:
             self._factorize_in_blocks(lower)
+        return self.factor(lower)
+
+    def factor(self, lower: Floats) -> Factor:
+        """Return the factor with a lower triangle (n, n); what stands above the diagonal is not read."""
 
         def solve(rhs: Floats) -> Floats:
             found = np.array(rhs if rhs.ndim == 2 else rhs[:, None], lower.dtype, order="F")

@@ -61,7 +61,7 @@ class TensorLinear:
             right = rhs if rhs.ndim == 2 else rhs[:, None]
             return self._tried(
                 lambda: _back(torch.cholesky_solve(self._there(right), lower)).reshape(rhs.shape),
-                lambda: _substituted(_back(lower), rhs),
+                lambda: HOST.factor(_back(lower)).solve(rhs),
             )
 
         return Factor(_back(lower.diagonal()), solve)
@@ -83,12 +83,6 @@ class TensorLinear:
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return here()
-
-
-def _substituted(lower: Floats, rhs: Floats) -> Floats:
-    from scipy.linalg import cho_solve
-
-    return np.asarray(cho_solve((lower, True), rhs, check_finite=False), np.float64)
 
 
 def _back(array: Any) -> Floats:
