@@ -79,7 +79,7 @@ def _check(recipe: Recipe) -> None:
         elif isinstance(value, int | float) and not row.value.allows(value):
             hint = "1 would remove everything" if row.value == SHARE else ""
             raise UsageError(f"{name} must be {row.value.limits}, got {value:.12g}", hint=hint)
-        elif value == () and getattr(DEFAULTS, name) and not row.value.empty:
+        elif value == () and getattr(DEFAULTS, name):
             raise UsageError(f"{name} is empty", hint="Leave it out for the default")
     if len(set(recipe.refine)) < len(recipe.refine):
         hint = f"Choose from {', '.join(FIELDS['refine'].value.words)}, each once"

@@ -102,15 +102,14 @@ class Features:
         read = self._bytes(node.inputs, dead, blocked=blocked) + self._constants(node, dead)
         return np.array([1.0, macs, written + read])
 
-    def moved(self, node: ir.Node, kind: Kind, dead: Bools) -> float:
-        """Return the bytes that are converted because a pool does not have its channels in blocks any more.
+    def moved(self, node: ir.Node, dead: Bools) -> float:
+        """Return the bytes that are converted for a node whose layout changed: those of a pool without blocks.
 
         Args:
             node: the node.
-            kind: its kind at full widths.
             dead: (ids,) mask of removed units.
         """
-        if kind[0] not in POOLS or self.kind_at(node, kind, dead) == kind:
+        if node.op_type not in POOLS:
             return 0.0
         back = self._channels(node, dead) % ALIGNED == 0  # the next convolution has blocks again
         return self._bytes([*node.inputs[:1], *(node.outputs[:1] if back else ())], dead, blocked=False)

@@ -118,10 +118,10 @@ class _Saved:
 
     def _saved(self, term: _Term, dead: Bools) -> float:
         node, full = term.full.node, term.full.kind
-        kind = self.features.kind_at(node, full, dead)
-        kind = kind if kind in term.laws else full
+        laid = self.features.kind_at(node, full, dead)
+        kind = laid if laid in term.laws else full
         left = term.laws[kind] @ self.features.of(node, kind, dead)
-        if moved := self.features.moved(node, full, dead):
+        if laid != full and (moved := self.features.moved(node, dead)):
             left += 2.0 * moved * term.full.ms / term.full.features[-1]  # read and written, at the speed of the pool
         return float(term.laws[full] @ term.full.features - left)  # exactly 0 at full widths
 

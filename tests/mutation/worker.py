@@ -135,6 +135,7 @@ def _called(call: Callable[[], object]) -> tuple[int, str, str]:
 
 def _judged(code: int, out: str, err: str) -> list[str]:
     """Return the faults of an answer."""
+    from tests.command import said
     from tests.mutation.protos import MARK
 
     found = []
@@ -142,8 +143,7 @@ def _judged(code: int, out: str, err: str) -> list[str]:
         found.append(f"exit code {code}: {err.strip()[-300:]}")
     if "internal error" in err or "Traceback" in out + err:
         found.append(f"not typed: {err.strip()[-300:]}")
-    lines = [line for line in err.splitlines() if line and not line.startswith((*USAGE, "Warning: ", "Note: "))]
-    lines = [line for line in lines if not re.match(r"\[ *[\d.]+ s\] ", line)]  # stages of a run of some seconds
+    lines = [line for line in said(err).splitlines() if line and not line.startswith((*USAGE, "Warning: ", "Note: "))]
     errors = [line for line in lines if line.startswith("Error: ")]
     if code in DOCUMENTED - {0} and (len(errors) != 1 or lines != errors):
         found.append(f"not one line: {err.strip()[:300]!r}")
