@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -218,8 +218,7 @@ def _pattern(look: _Look) -> tuple[Part, ...]:
 
 
 def _class_row(look: _Look) -> tuple[Part, ...]:
-    named = bool(SCORES.search(look.words))
-    columns = look.rows.shape[1]
+    named, columns = bool(SCORES.search(look.words)), look.rows.shape[1]
     few, equal = columns <= FEW, 1 / columns
     least = equal + FLAT * (1 - equal) if few else SHARP
     loud = not few and np.median(look.rows.std(axis=1)) > LOUD
@@ -286,11 +285,10 @@ def _mixed(look: _Look) -> tuple[Part, ...]:
 
 
 def _split(columns: Floats, axis: int, values: Sequence[int], scores: Sequence[int]) -> tuple[Part, ...]:
-    common: dict[str, Any] = {"axis": axis}
     gate = 0 if _gates(columns[:, scores]) else None
     return (
-        Part(kind="scores", why="columns in 0..1", form="probabilities", columns=tuple(scores), gate=gate, **common),
-        Part(kind="values", why="the other columns", columns=tuple(values), **common),
+        Part(kind="scores", why="columns in 0..1", form="probabilities", columns=tuple(scores), gate=gate, axis=axis),
+        Part(kind="values", why="the other columns", columns=tuple(values), axis=axis),
     )
 
 
@@ -328,6 +326,17 @@ def _scores(look: _Look) -> tuple[Part, ...]:
     return (_dense(array, axis, why, "logits"),)
 
 
+def _vocabulary(look: _Look) -> tuple[Part, ...]:
+    """Detect raw scores of a vocabulary: at most positions one column of many stands out, and not always the same."""
+    array = look.array
+    rows, axes = array.reshape(-1, array.shape[-1]), sum(size > 1 for size in array.shape[1:-1])
+    if axes > 1 or array.ndim < 3 or rows.shape[1] < VOCABULARY or np.median(rows.std(axis=1)) > LOUD:
+        return ()
+    several = len(np.unique(rows.argmax(axis=1))) > FEW  # a few columns of vectors may always be large
+    clear = np.median(probabilities(rows, "logits").max(axis=1)) >= OFTEN
+    return (_dense(array, array.ndim - 1, "one of many columns stands out", "logits"),) if several and clear else ()
+
+
 def _rare(look: _Look) -> tuple[Part, ...]:
     """Detect logits of something rare: nearly all numbers far below 0, a few above."""
     chances = probabilities(look.array, "binary")
@@ -338,4 +347,4 @@ def _rare(look: _Look) -> tuple[Part, ...]:
 
 
 ROW: tuple[Rule, ...] = (_places, _features, _row_in_range, _one_number, _pattern, _class_row)
-POSITIONS: tuple[Rule, ...] = (_places, _vectors, _in_range, _mixed, _scores, _rare)
+POSITIONS: tuple[Rule, ...] = (_places, _vectors, _in_range, _mixed, _vocabulary, _scores, _rare)

@@ -140,7 +140,10 @@ def _number(kind: str, number: float) -> str:
 
 
 def extent(verdict: Data) -> str:
-    """Return the interval and the worst sample: `35.6 to 60.0 %, lowest sample 12.0 %`."""
+    """Return the interval and the worst sample: `35.6 to 60.0 %, lowest sample 12.0 %`.
+
+    Samples that are all of one class are named too: they cannot show if classes are still told apart.
+    """
     kind, interval, lowest = verdict["kind"], verdict["interval"], verdict["lowest"]
     words = []
     if interval is not None and None not in interval:
@@ -150,6 +153,7 @@ def extent(verdict: Data) -> str:
         words.append("one sample, no interval")
     if lowest is not None and kind == "classes":
         words.append(f"lowest margin {lowest:.2f}")
+        words += ["all samples of one class"] if "one_class" in verdict["details"] else []
     elif lowest is not None:
         words.append(f"{'lowest' if verdict['higher'] else 'highest'} sample {_number(kind, lowest)}")
     return ", ".join(words)

@@ -114,7 +114,8 @@ def _beyond(search: Found, kind: str) -> tuple[str, str]:
         f"({lowest.name} of {lowest.output}), which may be up to {lowest.bound:.2%}"
     )
     hint = f"Give --max-loss {100 * rounded_up(lowest.bound):.3g}% or more, or more samples for a closer bound"
-    return text, hint + ("; --minimize size may also give weights fewer bits" if faster else "")
+    bits = [*(["--minimize size"] if faster else []), *(["--quantize int8"] if kind == "none" else [])]
+    return text, hint + (f"; fewer bits may lose less than fewer units: {' or '.join(bits)}" if bits else "")
 
 
 def _refused(

@@ -15,12 +15,13 @@ from onnxgrail.fidelity.sums import flat, widened
 HALF = 0.5
 TOP = 100  # one score in 100 is at the top
 LEAST = 1e-3  # smallest score that can be at the top
+MANY = 8  # samples of which some should be of another class
 
 # ------------------------------------------------------------------------------------------------------ class scores
 
 
 def _classes(batch: Batch) -> Floats:
-    """Compute total variation, equality of the highest class, its margins in both models, and 1."""
+    """Compute total variation, equality of the highest class, its margins in both models, 1, and the class."""
     p, q = (_chances(batch.part, values) for values in (batch.a, batch.b))
     rows, best = np.arange(len(p)), p.argmax(axis=1)
     margins = []
@@ -29,7 +30,7 @@ def _classes(batch: Batch) -> Floats:
         others[rows, best] = -np.inf
         margins.append(chances[rows, best] - others.max(axis=1))
     far = 0.5 * np.abs(p - q).sum(axis=1)
-    return np.stack([far, best == q.argmax(axis=1), *margins, np.ones(len(p))], axis=1)
+    return np.stack([far, best == q.argmax(axis=1), *margins, np.ones(len(p)), best], axis=1)
 
 
 def _chances(part: Part, values: Floats) -> Floats:
@@ -39,8 +40,10 @@ def _chances(part: Part, values: Floats) -> Floats:
 
 
 def _margins(table: Floats) -> Mapping[str, float]:
-    before, after = table[:, 2], table[:, 3]
+    before, after, best = table[:, 2], table[:, 3], table[:, 5]
+    alike = len(table) >= MANY and bool((best == best[0]).all())
     return {
+        **({"one_class": float(best[0])} if alike else {}),
         "margin_reference": float(before.mean()),
         "margin": float(after.mean()),
         "total_variation": float(table[:, 0].mean()),
