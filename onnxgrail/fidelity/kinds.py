@@ -20,6 +20,7 @@ SLACK = 1e-3  # tolerance of a sum of probabilities
 VECTOR = 64  # more numbers per token than this are a vector
 VOCABULARY = 1000  # least columns of scores of a vocabulary
 SHARP = 0.2  # least mean of the highest probability for many columns to count as class scores
+OUT = 4.0  # standard deviations over the mean of a row: no large number among many such as a vector has
 LOUD = 10.0  # spread of a row of many numbers from which on they are no logits: all of them would be decided
 FEW = 16  # up to this many columns are class scores even if no class stands out, unless their softmax is flat
 FLAT = 0.1  # share of the way from equal probabilities to a certain class below which a softmax is flat
@@ -159,8 +160,7 @@ def _distribution(look: _Look) -> tuple[Part, ...]:
 
 def _dense(array: Floats, axis: int, why: str, form: Form) -> Part:
     """Return a part with a distribution at each of many positions; the class of most positions is ignored."""
-    rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
-    means = probabilities(rows, form).mean(axis=0)
+    means = probabilities(np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]), form).mean(axis=0)
     dominant = int(means.argmax()) if means.max() > OFTEN else None
     return Part(kind="scores", why=why, form=form, axis=axis, rows=True, dominant=dominant)
 
@@ -238,10 +238,8 @@ def _vectors(look: _Look) -> tuple[Part, ...]:
     array, ids = look.array, look.clues.ids
     if array.ndim != 3 or "logit" in look.words:
         return ()
-    tokens = ids is not None and array.shape[1] == ids[1] and array.shape[2] > VECTOR
-    return (
-        (Part(kind="embedding", why="one vector per token", axis=2),) if tokens or FEATURES.search(look.words) else ()
-    )
+    tokens = (ids is not None and array.shape[1] == ids[1] and array.shape[2] > VECTOR) or FEATURES.search(look.words)
+    return (Part(kind="embedding", why="one vector per token", axis=2),) if tokens else ()
 
 
 def _unit(array: Floats) -> bool:
@@ -326,14 +324,15 @@ def _scores(look: _Look) -> tuple[Part, ...]:
     return (_dense(array, axis, why, "logits"),)
 
 
-def _vocabulary(look: _Look) -> tuple[Part, ...]:
-    """Detect raw scores of a vocabulary: at most positions one column of many stands out, and not always the same."""
+def _lines(look: _Look) -> tuple[Part, ...]:
+    """Detect raw scores of letters or words: at most positions one column stands out far, and not always the same."""
     array = look.array
     rows, axes = array.reshape(-1, array.shape[-1]), sum(size > 1 for size in array.shape[1:-1])
-    if axes > 1 or array.ndim < 3 or rows.shape[1] < VOCABULARY or np.median(rows.std(axis=1)) > LOUD:
+    if axes > 1 or array.ndim < 3 or array.min() >= 0 or np.median(rows.std(axis=1)) > LOUD:  # a spectrum, a wave
         return ()
-    several = len(np.unique(rows.argmax(axis=1))) > FEW  # a few columns of vectors may always be large
-    clear = np.median(probabilities(rows, "logits").max(axis=1)) >= OFTEN
+    several = len(np.unique(rows.argmax(axis=1))) > FEW  # vectors may have a few large columns
+    far = rows.max(axis=1) - rows.mean(axis=1) > OUT * rows.std(axis=1)
+    clear = np.mean(far & (probabilities(rows, "logits").max(axis=1) > OFTEN)) > OFTEN
     return (_dense(array, array.ndim - 1, "one of many columns stands out", "logits"),) if several and clear else ()
 
 
@@ -347,4 +346,4 @@ def _rare(look: _Look) -> tuple[Part, ...]:
 
 
 ROW: tuple[Rule, ...] = (_places, _features, _row_in_range, _one_number, _pattern, _class_row)
-POSITIONS: tuple[Rule, ...] = (_places, _vectors, _in_range, _mixed, _vocabulary, _scores, _rare)
+POSITIONS: tuple[Rule, ...] = (_places, _vectors, _in_range, _mixed, _lines, _scores, _rare)

@@ -109,9 +109,10 @@ CASES: dict[str, tuple[str, Array, tuple[str, ...], Clues]] = {
     ),
     "nothing": ("y", np.zeros((N, 0, 3)), ("values",), Clues()),
     "not a number": ("y", np.full((N, 3), np.nan), ("values",), Clues()),
-    "a text that is read": ("387", 20 * np.eye(1200)[RNG.integers(40, size=(N, 9))], ("scores",), Clues()),
-    "a text by itself": ("387", 20 * np.eye(1200)[RNG.integers(40, size=(N, 9, 1))], ("scores",), Clues()),
-    "vectors with large columns": ("387", 20 * np.eye(1200)[RNG.integers(3, size=(N, 9))], ("values",), Clues()),
+    "a text that is read": ("387", 20 * np.eye(60)[RNG.integers(40, size=(N, 9))] - 9, ("scores",), Clues()),
+    "a text by itself": ("387", 20 * np.eye(1200)[RNG.integers(40, size=(N, 9, 1))] - 9, ("scores",), Clues()),
+    "vectors of large numbers": ("387", normal(9, 1200, scale=8), ("values",), Clues()),
+    "vectors with large columns": ("387", 20 * np.eye(1200)[RNG.integers(3, size=(N, 9))] - 1, ("values",), Clues()),
 }
 
 
