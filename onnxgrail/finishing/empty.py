@@ -15,6 +15,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.report.build import report_of
 from onnxgrail.report.made import Made
+from onnxgrail.report.notes import fewer_bits
 from onnxgrail.report.summary import nothing_text
 from onnxgrail.search.latency import slower
 
@@ -101,9 +102,8 @@ def _amount(recipe: Recipe) -> str:
 def _beyond(search: Found, kind: str) -> tuple[str, str]:
     """Return why a search ended without a step, and a hint."""
     text = f"nothing can go within --max-loss {100 * search.limit:g}%"
-    faster = search.minimize == "latency"
     if search.cheapest is None or not search.tried:
-        other = "--minimize size, " if faster else ""
+        other = "--minimize size, " if search.minimize == "latency" else ""
         return f"{text}: no block has a step that saves {search.minimize}", f"Give {other}a larger loss, or a --ratio"
     block, width, units = search.cheapest
     lowest = min((one.loss for one in search.tried), key=lambda loss: loss.bound)
@@ -114,8 +114,8 @@ def _beyond(search: Found, kind: str) -> tuple[str, str]:
         f"({lowest.name} of {lowest.output}), which may be up to {lowest.bound:.2%}"
     )
     hint = f"Give --max-loss {100 * rounded_up(lowest.bound):.3g}% or more, or more samples for a closer bound"
-    bits = [*(["--minimize size"] if faster else []), *(["--quantize int8"] if kind == "none" else [])]
-    return text, hint + (f"; fewer bits may lose less than fewer units: {' or '.join(bits)}" if bits else "")
+    bits = fewer_bits(search.minimize, kind)
+    return text, f"{hint}; {bits}" if bits else hint
 
 
 def _refused(

@@ -20,6 +20,7 @@ from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
 
+LITTLE = 0.01  # share of what a search minimizes, below which it has saved next to nothing
 MUCH = 1.3  # times what is saved now
 FEW = 16  # samples below which a bound of a loss is loose
 INTERFACE = "caches and states that are inputs and outputs are narrower: feed and read them at their new sizes"
@@ -51,6 +52,7 @@ def notes_of(
         maps_text(prepared.model),
         listed_text(slim) if slim is not None else "",
         decision.allocation.note,
+        little(decision.allocation.found, recipe.quantize),
         _more(decision.allocation.found),
         _loose(decision.allocation.found),
         _blind(decision.allocation.found),
@@ -63,6 +65,32 @@ def notes_of(
         _unfitted(decision),
         why_host(recipe.providers),
     ]
+
+
+def little(found: Found | None, kind: str) -> str:
+    """Return a note on a search that saves next to nothing, and on what may save more within the same loss.
+
+    Args:
+        found: by the search, None without one.
+        kind: of quantization that is asked for already.
+    """
+    if found is None or found.chosen is None or 1 - found.cost / found.before >= LITTLE:
+        return ""
+    text = f"less than {LITTLE:.0%} of {found.minimize} goes within --max-loss {100 * found.limit:g}%"
+    bits = fewer_bits(found.minimize, kind)
+    return f"{text}; {bits}" if bits else text
+
+
+def fewer_bits(minimize: str, kind: str) -> str:
+    """Return the options that give weights fewer bits where a search for widths finds little; empty without any.
+
+    Args:
+        minimize: what the search makes small.
+        kind: of quantization that is asked for already.
+    """
+    size = ["--minimize size"] if minimize == "latency" else []
+    bits = ["--quantize int8"] if kind == "none" else []
+    return f"fewer bits may lose less than fewer units: {' or '.join(size + bits)}" if size or bits else ""
 
 
 def _more(found: Found | None) -> str:

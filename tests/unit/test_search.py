@@ -18,6 +18,7 @@ from onnxgrail.allocation.found import Candidate, Found, Judged, found_of
 from onnxgrail.allocation.ladders import Ladder
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
+from onnxgrail.report.notes import little
 from onnxgrail.search import trials
 from onnxgrail.search.bisect import CLOSE, TRIES, farthest
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
@@ -199,6 +200,24 @@ def test_a_found_search_survives_plain_data() -> None:
         limit=0.2, minimize="macs", before=9.0, cost=5.0, crossed=True, tried=(one,), chosen=0, cheapest=("b", 3, 4)
     )
     assert found_of(json.loads(json.dumps(asdict(found)))) == found
+
+
+@pytest.mark.parametrize(
+    ("cost", "minimize", "kind", "options"),
+    [
+        (8.95, "latency", "none", "--minimize size or --quantize int8"),
+        (8.95, "size", "none", "--quantize int8"),
+        (8.95, "latency", "int8", "--minimize size"),
+        (8.95, "size", "int8", None),
+        (8.9, "latency", "none", ""),
+    ],
+)
+def test_a_search_that_saves_little_says_so(cost: float, minimize: str, kind: str, options: str | None) -> None:
+    one = Candidate(steps=1, cost=cost, predicted=0.0, loss=judged(0.0))
+    found = Found(limit=0.01, minimize=minimize, before=9.0, cost=cost, crossed=False, tried=(one,), chosen=0)
+    told = f"less than 1% of {minimize} goes within --max-loss 1%"
+    more = f"; fewer bits may lose less than fewer units: {options}" if options else ""
+    assert little(found, kind) == ("" if options == "" else told + more)
 
 
 @pytest.mark.parametrize(("near", "wanted"), [(Near(share=0.25), [48, 24]), (Near(share=0.5), [32, 16])])
