@@ -72,8 +72,8 @@ def test_whatever_else_lies_there_stays(tmp_path: Path) -> None:
     other_kernel = ours.replace(drafts._kernel(), "0" * 8)
     for name in (".onnxgrail-notes", ".onnxgrail-abcd1234", other_kernel):
         (tmp_path / name).mkdir()
-    (tmp_path / f"{ours[:-1]}_").symlink_to(away)
-    (tmp_path / f"{ours[:-2]}__").touch()
+    (tmp_path / f"{ours[:-8]}a_symlnk").symlink_to(away)
+    (tmp_path / f"{ours[:-8]}one_file").touch()
     before = hidden(tmp_path)
     assert len(before) == 5
     drafts.clear(tmp_path)
