@@ -103,6 +103,11 @@ def upper_bound(values: Floats, *, most: float = math.inf, seed: int = 0, draws:
     return mean + max(0.0, -lowest * math.sqrt(variance)) + (1 + UNSEEN / count) * (unseen - mean) / count
 
 
+def unseen_share(count: float) -> float:
+    """Compute the 95 % upper bound of the share of something that none of `count` samples shows; 1 for none."""
+    return float(1 - LEVEL ** (1 / count)) if count > 0 else 1.0
+
+
 def _tail_index(values: Floats) -> float:
     """Return Hill's estimate of the tail index from the top quarter of the values, at most 2; 0 for a short tail."""
     top = np.sort(values)[::-1][: (len(values) + 3) // 4 + 1]

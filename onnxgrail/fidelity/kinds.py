@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxgrail.core import Array, Floats
 from onnxgrail.fidelity.clues import Clues
+from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
 from onnxgrail.fidelity.sums import flat
 
 Form = Literal["values", "probabilities", "logits", "binary"]
@@ -36,7 +37,6 @@ WIDE = 1024  # most columns of a list of detections
 SIDE = 8  # least positions per axis of an image
 DECIDED = 0.1  # a score this near to 0 or 1 is decided
 RARE = 0.3  # largest share of positions of something rare
-LISTED = "a list whose length differs between samples"
 
 BOXES = re.compile(
     r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"
@@ -52,8 +52,8 @@ class Part:
 
     Attributes:
         kind: classes (one row of scores per sample), scores (in 0..1, of many positions), tokens (one row of scores
-            per token), labels (values that are equal or not), embedding, values (maps, boxes, waves, points) or state
-            (values that are fed back).
+            per token), sequences (symbols that a loop writes), labels (values that are equal or not), embedding, values
+            (maps, boxes, waves, points) or state (values that are fed back).
         why: the reason for the kind.
         form: conversion to probabilities: none (`probabilities`), softmax (`logits`) or sigmoid (`binary`).
         axis: of the classes or columns, counted with the samples as axis 0.
@@ -88,7 +88,8 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
         levels = first.dtype.itemsize == 1 and len(np.unique(first)) > FEW
         return (Part(kind="values", why="8-bit levels") if levels else Part(kind="labels", why="whole numbers"),)
     if name in clues.lists:
-        return (Part(kind="values", why=LISTED),)
+        kind, why = ("sequences", WRITTEN) if written(arrays) else ("values", LISTED)
+        return (Part(kind=kind, why=why),)
     if clues.is_state(name, first.shape):
         return (Part(kind="state", why="fed back as an input"),)
     array = _joined(arrays)

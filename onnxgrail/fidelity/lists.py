@@ -13,6 +13,10 @@ import numpy as np
 
 from onnxgrail.core import Array, Feed
 
+LISTED = "a list whose length differs between samples"
+WRITTEN = "a list of distributions, whose length differs between samples"
+NEAR = 1e-3  # tolerance of a sum of probabilities
+
 
 def open_axes(shapes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, ...]]:
     """Return the axes of each output along which its size is open; never the last of several, which holds columns.
@@ -31,6 +35,18 @@ def lists_of(outputs: Iterable[Any]) -> Lists:
     """Return what finds the lists among the outputs of a graph."""
     shapes = {value.name or "": tuple(value.shape) for value in outputs if value.shape is not None}
     return Lists(open_axes(shapes), set())
+
+
+def written(arrays: Sequence[Array]) -> bool:
+    """Return True if the rows of a list are distributions, as of the symbols that a loop writes one by one.
+
+    Args:
+        arrays: values of a list, each (samples, ..., columns); rows that a model lacks are zeros.
+    """
+    if any(array.ndim < 3 or array.shape[-1] < 2 or array.min(initial=0) < 0 for array in arrays):
+        return False
+    sums = np.concatenate([array.sum(axis=-1, dtype=np.float64).ravel() for array in arrays])
+    return bool(sums.any() and ((abs(sums - 1) < NEAR) | (sums == 0)).all())
 
 
 class Lists:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrail.core import Floats
-from onnxgrail.fidelity.intervals import upper_bound
+from onnxgrail.fidelity.intervals import unseen_share, upper_bound
 from onnxgrail.fidelity.measures import Measure, measure_of, unread
 from onnxgrail.fidelity.result import Verdict
 from onnxgrail.fidelity.tally import Table, Tally
@@ -131,9 +131,16 @@ def _loss(table: Table) -> Loss:
         kind=table.part.kind,
         values=values,
         mean=float(values.mean()) if len(values) else 0.0,
-        bound=math.inf if broken else min(1.0, upper_bound(values, most=1.0)),
+        bound=math.inf if broken else _bound(table, measure, values),
         agreement=_agreement(verdict, len(values)),
     )
+
+
+def _bound(table: Table, measure: Measure, values: Floats) -> float:
+    """Return the upper bound of the mean loss; where things are counted, it is not 0 because all are equal."""
+    if measure.stepped and measure.trials and len(values) and not values.any():
+        return measure.scale * unseen_share(measure.trials(table.sums.sum(axis=0)))
+    return min(1.0, upper_bound(values, most=1.0))
 
 
 def _scaled(table: Table, measure: Measure) -> Floats:

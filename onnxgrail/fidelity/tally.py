@@ -295,7 +295,7 @@ class _Judge:
     def _fits(self, seen: _Seen) -> bool:
         """Return True if a batch is consistent with the content detected from the first batches."""
         for part in self.parts:
-            if self.name in self.clues.lists and part.kind not in ("labels", "values"):
+            if self.name in self.clues.lists and part.kind not in ("labels", "sequences", "values"):
                 return False
             if part.center is not None and part.center.shape != seen.wanted.shape[1:]:
                 return False

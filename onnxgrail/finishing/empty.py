@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from onnxgrail.allocation.found import Found, rounded_up
+from onnxgrail.allocation.found import Found, Judged, rounded_up
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Recipe, Refusal
 from onnxgrail.errors import NothingToCompressError
@@ -99,6 +100,14 @@ def _amount(recipe: Recipe) -> str:
     return f"{of} {ratio:g} removes"
 
 
+def _samples(loss: Judged, limit: float) -> str:
+    """Return what makes a bound closer: a number of samples where nothing differs, because that is only counted."""
+    if loss.mean > 0 or not 0 < loss.bound < 1:
+        return "more samples for a closer bound"
+    count = math.ceil(loss.samples * loss.bound / limit)
+    return f"about {count:,} samples, because equal values are only counted; scores as an output need fewer"
+
+
 def _beyond(search: Found, kind: str) -> tuple[str, str]:
     """Return why a search ended without a step, and a hint."""
     text = f"nothing can go within --max-loss {100 * search.limit:g}%"
@@ -113,7 +122,7 @@ def _beyond(search: Found, kind: str) -> tuple[str, str]:
         f": {step} has a loss of {lowest.mean:.2%} on {lowest.samples} samples "
         f"({lowest.name} of {lowest.output}), which may be up to {lowest.bound:.2%}"
     )
-    hint = f"Give --max-loss {100 * rounded_up(lowest.bound):.3g}% or more, or more samples for a closer bound"
+    hint = f"Give --max-loss {100 * rounded_up(lowest.bound):.3g}% or more, or {_samples(lowest, search.limit)}"
     bits = fewer_bits(search.minimize, kind)
     return text, f"{hint}; {bits}" if bits else hint
 

@@ -12,8 +12,8 @@ import pytest
 import onnxgrail
 from onnxgrail.errors import ModelError
 from onnxgrail.fidelity.clues import Clues
-from onnxgrail.fidelity.kinds import LISTED, parts_of
-from onnxgrail.fidelity.lists import Lists, lists_of, open_axes
+from onnxgrail.fidelity.kinds import parts_of
+from onnxgrail.fidelity.lists import LISTED, Lists, lists_of, open_axes
 from tests.tiny import tiny
 
 SCORES = """

@@ -6,6 +6,7 @@ from onnxgrail.core import Floats
 from onnxgrail.fidelity.kinds import Part
 from onnxgrail.fidelity.measures.measure import Batch, Measure
 from onnxgrail.fidelity.measures.scores import CLASSES, FAINT, HIGHEST, SCORES, TOKENS, active
+from onnxgrail.fidelity.measures.sequences import SEQUENCES
 from onnxgrail.fidelity.measures.values import BOXES, CENTERED, EMBEDDING, LABELS, UNREAD, VALUES
 
 __all__ = ["MEASURES", "SCALES", "Batch", "Measure", "active", "measure_of", "unread"]
@@ -14,6 +15,7 @@ MEASURES = {
     "classes": CLASSES,
     "scores": SCORES,
     "tokens": TOKENS,
+    "sequences": SEQUENCES,
     "labels": LABELS,
     "embedding": EMBEDDING,
     "values": VALUES,

@@ -58,6 +58,7 @@ class Measure:
         details: (n, k) to further measures by name.
         trials: sums to the number of things counted as right or wrong, if the value is such a share.
         counted: True if every sample is one such thing, so that resampling adds no information.
+        stepped: True if the loss is that share, too: it can be 0 on all samples of a model that is not the same.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Measure:
     scale: float = 1.0
     trials: Callable[[Floats], float] | None = None
     counted: bool = False
+    stepped: bool = False
 
 
 def nothing_more(_: Floats) -> Mapping[str, float]:

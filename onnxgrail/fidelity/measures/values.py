@@ -38,7 +38,11 @@ def _average(name: str, loss: str, table: Callable[[Batch], Floats], scale: floa
     )
 
 
-LABELS = _average("equal values", "share of other values", _labels_equal, scale=0.8)
+LABELS = replace(
+    _average("equal values", "share of other values", _labels_equal, scale=0.8),
+    trials=lambda sums: float(sums[1]),
+    stepped=True,
+)
 
 
 def _cosines(batch: Batch) -> Floats:
