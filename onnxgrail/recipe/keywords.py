@@ -166,6 +166,12 @@ def _called(value: Any) -> Any:
     return value
 
 
+def _joined(value: Any) -> Any:
+    if not (isinstance(getattr(value, "rank", None), int) and callable(getattr(value, "collect", None))):
+        raise _OddError("what onnxgrail.join() gives")
+    return value
+
+
 _KINDS: dict[Kind, Reader] = {
     "amount": amount,
     "file": lambda value: str(place(value)),
@@ -195,6 +201,7 @@ READERS: dict[str, Reader] = {
     "ratios": several,
     "models": names,
     "progress": _called,
+    "group": _joined,
 }
 
 

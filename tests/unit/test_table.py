@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+import onnxgrail
 from onnxgrail.errors import UsageError
 from onnxgrail.machine.amounts import METRICS
 from onnxgrail.methods import METHODS
@@ -92,3 +94,9 @@ def test_words_for_nothing_are_words_of_their_option_alone():
 def test_the_table_imports_nothing_heavy():
     code = "import sys, onnxgrail.recipe.table as t; sys.exit(bool({'numpy', 'click', 'onnx'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("call", [onnxgrail.compress, onnxgrail.compress_folder])
+def test_a_group_comes_from_join(call: Any) -> None:
+    with pytest.raises(UsageError, match=r"group is 'x', expected what onnxgrail\.join\(\) gives"):
+        call("m", group="x")

@@ -24,7 +24,7 @@ def _sequences(batch: Batch) -> Floats:
 SEQUENCES = Measure(
     name="equal sequences",
     higher=True,
-    loss="total variation of the sequence, at most the sum over its steps",
+    loss="total variation, summed over the steps",
     table=_sequences,
     value=lambda sums: share(sums[..., 1], sums[..., 2]),
     losses=lambda table: table[:, 0],
