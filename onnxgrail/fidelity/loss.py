@@ -101,12 +101,15 @@ def losses_of(tally: Tally) -> tuple[Loss, ...]:
     """Return the losses of all outputs, the worst one first.
 
     States that are fed back count only if there are no other outputs: their effect is in the other outputs.  Scores of
-    which none is above 0.1 in any sample, and boxes beside them, count only if there are no others.
+    which none is above 0.1 in any sample, and boxes beside them, count only if there are no others.  Labels that are
+    equal on all samples prove little; where there are no other outputs, their bound says so.
     """
     tables = tally.tables()
     others = [table for table in tables if table.part.kind != "state"]
     known = [table for table in others if not unread(table.part, table.sums)]
-    return tuple(sorted((_loss(table) for table in known or others or tables), key=_badness, reverse=True))
+    judged = known or others or tables
+    alone = all(measure_of(table.part, table.sums).stepped for table in judged)
+    return tuple(sorted((_loss(table, alone=alone) for table in judged), key=_badness, reverse=True))
 
 
 def worst_loss(tally: Tally) -> Loss | None:
@@ -118,7 +121,7 @@ def _badness(loss: Loss) -> tuple[float, float]:
     return loss.bound, loss.mean
 
 
-def _loss(table: Table) -> Loss:
+def _loss(table: Table, *, alone: bool) -> Loss:
     measure = measure_of(table.part, table.sums)
     verdict = verdict_of(table.part, table.sums, {}, broken=False)
     values = _scaled(table, measure)
@@ -131,14 +134,14 @@ def _loss(table: Table) -> Loss:
         kind=table.part.kind,
         values=values,
         mean=float(values.mean()) if len(values) else 0.0,
-        bound=math.inf if broken else _bound(table, measure, values),
+        bound=math.inf if broken else _bound(table, measure, values, alone=alone),
         agreement=_agreement(verdict, len(values)),
     )
 
 
-def _bound(table: Table, measure: Measure, values: Floats) -> float:
-    """Return the upper bound of the mean loss; where things are counted, it is not 0 because all are equal."""
-    if measure.stepped and measure.trials and len(values) and not values.any():
+def _bound(table: Table, measure: Measure, values: Floats, *, alone: bool) -> float:
+    """Return the upper bound of the mean loss; where things are only counted, it is not 0 because all are equal."""
+    if alone and measure.stepped and measure.trials and len(values) and not values.any():
         return measure.scale * unseen_share(measure.trials(table.sums.sum(axis=0)))
     return min(1.0, upper_bound(values, most=1.0))
 

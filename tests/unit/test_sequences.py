@@ -97,6 +97,15 @@ def test_equal_labels_are_no_proof() -> None:
         assert found.agreement.interval == of_count(array.size, array.size)
 
 
+def test_labels_beside_scores_leave_the_bound_to_them() -> None:
+    labels, scores = np.arange(24) % 3, np.eye(3)[np.arange(24) % 3] * 0.8 + 0.2 / 3
+    tally = Tally()
+    tally.add({"y": labels, "p": scores}, {"y": labels, "p": scores})
+    found = worst_loss(tally)
+    assert found is not None
+    assert found.bound == 0
+
+
 def test_the_share_of_what_no_sample_shows() -> None:
     assert unseen_share(0) == 1
     assert unseen_share(1) == pytest.approx(0.95)
