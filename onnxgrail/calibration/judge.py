@@ -19,6 +19,7 @@ from onnxgrail.errors import DataError
 from onnxgrail.fidelity import Tally
 from onnxgrail.fidelity.kinds import Part
 from onnxgrail.fidelity.loss import Loss, worst_loss
+from onnxgrail.graph.cuts.scored import scored
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.rewrite.interface import between, fit
@@ -29,13 +30,15 @@ HELD = 2**28  # bytes of the original's outputs that stay in memory
 class Judge:
     """A context manager that runs the original model on some feeds, and candidates against it.
 
-    The outputs of the original stay in memory up to `HELD` bytes; those of further feeds are computed again.
+    The outputs of the original stay in memory up to `HELD` bytes; those of further feeds are computed again.  A model
+    that gives only labels is judged by the scores that it chose them by, unless there is a metric.
     """
 
     def __init__(
         self, model: ir.Model, batches: Batches, providers: Sequence[str], metric: Metric | None = None
     ) -> None:
         self._model, self._batches, self._metric = model, batches, metric
+        self._shown = scored(model) if metric is None else None
         heavy = bool(in_files(model))
         self._setup = Setup(providers=tuple(providers), optimise=not heavy, once=heavy)
         self._held: dict[int, dict[str, Array]] = {}
@@ -44,7 +47,7 @@ class Judge:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._original: Session = self._stack.enter_context(open_session(pack(self._model), self._setup))
+        self._original: Session = self._stack.enter_context(open_session(pack(self._shown or self._model), self._setup))
         first, synthetic = next(self._batches.labelled()), self._batches.synthetic
         wanted = self._wanted(0, first[0])
         self._comparer = comparer_of(self._original, first, wanted, texts=True, synthetic=synthetic)
@@ -101,7 +104,8 @@ class Judge:
     def _add(self, tally: Tally, slim: ir.Model, numbers: Sequence[int]) -> None:
         """Compare a candidate with the original on some feeds; narrower inputs and outputs where both have them."""
         ports = between(self._model, slim)
-        with open_session(pack(slim), self._setup) as session:
+        seen = slim if self._shown is None else scored(slim) or slim
+        with open_session(pack(seen), self._setup) as session:
             for number, fed in zip(numbers, self._fed(numbers), strict=True):
                 wanted, got = self._wanted(number, fed[0]), session.run(fit(fed[0], ports))
                 self._comparer.add(tally, fed, wanted, got, ports)

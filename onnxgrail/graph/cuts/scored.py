@@ -1,0 +1,44 @@
+"""Show the scores of a model that gives only the labels which it chose by them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+MOVES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
+
+
+def scored(model: ir.Model) -> ir.Model | None:
+    """Return a copy of a model that gives scores instead of labels; weights are shared.
+
+    Labels are only counted, and few samples say little about a count. The scores change with every sample.
+
+    Returns:
+        None unless every output is a label that an `ArgMax` chose.
+    """
+    if not model.graph.outputs or any(_scores(value) is None for value in model.graph.outputs):
+        return None
+    copy = model.clone()
+    copy.meta.update(model.meta)
+    shown = []
+    for label in copy.graph.outputs:
+        scores = _scores(label)
+        assert scores is not None
+        to = ir.AttrInt64("to", ir.DataType.FLOAT)  # an output needs a type, and that of the scores may be unknown
+        node = ir.Node("", "Cast", [scores], [to])
+        node.outputs[0].name, node.outputs[0].type = f"logits of {label.name}", ir.TensorType(ir.DataType.FLOAT)
+        copy.graph.append(node)
+        shown.append(node.outputs[0])
+    copy.graph.outputs.clear()
+    copy.graph.outputs.extend(shown)
+    return copy
+
+
+def _scores(label: ir.Value) -> ir.Value | None:
+    """Return the scores by which a label was chosen."""
+    node = label.producer()
+    while node is not None and node.op_type in MOVES and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is None or node.op_type != "ArgMax" or node.graph is not label.graph:
+        return None
+    scores = node.inputs[0]
+    return scores if scores is not None and scores.producer() is not None else None
