@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxgrail.core import Floats, Stats
+from onnxgrail.core import Floats, Ints, Stats
 
+TINY = float(np.finfo(np.float64).tiny)
 FLOOR = 1e-5  # least second moment of a direction, as a share of the mean
 
 
@@ -64,6 +65,39 @@ def basis_of_queries(queries: Sequence[Sequence[Stats]], keys: Sequence[Sequence
     return np.stack([balanced(np.asarray(sum(map(_moments, heads))), np.asarray(other)) for heads, other in pairs])
 
 
+def order_of_pairs(
+    queries: Sequence[Sequence[Stats]], keys: Sequence[Sequence[Stats]], turned: Sequence[Stats], units: Ints
+) -> Floats:
+    """Return the numbers of units, the one whose part of the scores varies most first.
+
+    A rotation by position turns the channels of a unit, a pair, together. Over many distances between query and key,
+    the part q R k of a pair in the scores has the mean square |q|² |k|² / 2, and parts of different pairs do not
+    correlate. What the rotation leaves of the mean of keys adds the same to all scores of a query, so it does not
+    count. It leaves much of it in pairs that hardly turn: as much as of the mean over all heads.
+
+    Args:
+        queries: per group of heads, squares over the rows of each query head, sorted by unit.
+        keys: per group of heads, squares over the rows of each key head, sorted by unit.
+        turned: of queries and of keys after the rotation, sums over the rows of all heads.
+        units: (width,) unit of every channel after the rotation.
+    """
+    size = np.bincount(units)
+    starts = np.cumsum(size) - size
+    before, after = np.zeros(len(size)), np.zeros(len(size))
+    for side, rotated in zip((queries, keys), turned, strict=True):
+        heads = [sums for group in side for sums in group]
+        before += np.add.reduceat(np.mean([_mean(sums) for sums in heads], axis=0) ** 2, starts)
+        energy = np.add.reduceat(np.mean([_energies(sums) for sums in heads], axis=0), starts)
+        scale = np.bincount(units, _energies(rotated)) / np.maximum(energy, TINY)  # the scores' scale may be in it
+        after += np.bincount(units, _mean(rotated) ** 2) / np.maximum(scale, TINY)
+    still = np.minimum(after / np.maximum(before, TINY), 1.0)
+    harms = np.zeros(len(size))
+    for group, shared in zip(queries, keys, strict=True):
+        moving = [_energies(sums) - np.repeat(still, size) * _mean(sums) ** 2 for sums in shared]
+        harms += np.add.reduceat(sum(map(_energies, group)), starts) * np.add.reduceat(sum(moving), starts) / size
+    return np.argsort(-harms, kind="stable").astype(np.float64)
+
+
 def basis_of_values(values: Sequence[Sequence[Sequence[Stats]]], products: Floats) -> Floats:
     """Return the (groups, d, d) bases in which values lose least with their last channels.
 
@@ -80,9 +114,16 @@ def _moments(sums: Stats) -> Floats:
     return np.asarray(sums.gram / max(sums.count, 1))
 
 
+def _energies(sums: Stats) -> Floats:
+    return np.asarray(sums.squares / max(sums.count, 1))
+
+
+def _mean(sums: Stats) -> Floats:
+    return np.asarray(sums.total / max(sums.count, 1))
+
+
 def _square_of_mean(sums: Stats) -> Floats:
-    mean = sums.total / max(sums.count, 1)
-    return np.outer(mean, mean)
+    return np.outer(_mean(sums), _mean(sums))
 
 
 def balanced(first: Floats, second: Floats) -> Floats:

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from onnxgrail.algebra.fit.compensate import BEST
-from onnxgrail.algebra.rotation import basis_of, basis_of_queries, basis_of_values, unnormed
+from onnxgrail.algebra.rotation import basis_of, basis_of_queries, basis_of_values, order_of_pairs, unnormed
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
 from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.branching import look
@@ -47,7 +47,7 @@ def decided(
     decision = decide(prepared, job, files, sensitivity=sensitivity)
     widths = {change.block.name: change.reducer.kept.size for change in decision.changes}
     used = {change.block.ranked for change in decision.changes} - {""}
-    inside = {name for name, basis in prepared.bases.items() if basis.ndim > 2}
+    inside = {name for name, basis in prepared.bases.items() if basis.ndim != 2}
     used |= inside if used & inside else set()  # a head that stays for one of them stays for all
     if used == set(prepared.bases):
         return prepared, decision
@@ -121,7 +121,7 @@ def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
     """Return the model with everything that a recipe would turn marked as turned, to count what it holds."""
     found = rotatable(prepared.model, prepared.survey.facts, _turned(recipe))
     bases = {name: np.eye(one.width) for name, one in found.streams.items()}
-    bases |= {name: np.tile(np.eye(one.width), (one.groups, 1, 1)) for name, one in found.heads.items()}
+    bases |= {name: one.same for name, one in found.heads.items()}
     return _in_bases(prepared, found, bases, recipe)
 
 
@@ -183,6 +183,10 @@ def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence
     for name, inside in found.heads.items():
         left = iter(measured[name])
         sums = [[list(islice(left, len(heads))) for heads in part.index] for part in inside.measured]
-        is_values = inside.kind == "vo"
-        bases[name] = basis_of_values(sums, found.products(name)) if is_values else basis_of_queries(*sums)
+        if inside.kind == "vo":
+            bases[name] = basis_of_values(sums, found.products(name))
+        elif inside.units is not None:
+            bases[name] = order_of_pairs(sums[0], sums[1], list(left), inside.units)
+        else:
+            bases[name] = basis_of_queries(*sums)
     return bases

@@ -68,7 +68,7 @@ def test_inspect_lists_them_beside_whole_heads() -> None:
 
 
 def test_inspect_names_what_keeps_its_channels() -> None:
-    found = onnxgrail.inspect(BENT["rotated by position"])
+    found = onnxgrail.inspect(BENT["normalized"])
     assert [block["kind"] for block in found.blocks] == ["heads", "vo"]
     assert [(refusal.op, refusal.reason) for refusal in found.refusals][-1] == ("MatMul", POSITIONS)
 

@@ -37,13 +37,18 @@ def test_other_bases_inside_heads() -> None:
 
     check()
     assert found["vo"]
-    if COUNT:  # most queries are rotated by position or normalized
+    if COUNT:  # many queries are normalized
         print(f"\n{dict(found)}")
         assert found["qk"]
+        assert found["pairs"]
 
 
 def turned(grown: Grown) -> list[str]:
-    """Turn all heads that can be turned, compare, and prove what is narrowed; return the kinds of the blocks inside."""
+    """Turn all heads that can be turned, compare, and prove what is narrowed.
+
+    Returns:
+        The kinds of the blocks inside, and `pairs` if some of them are picked.
+    """
     model, arrays = grown.model, feed(grown.model)
     dense = opened(model)
     assume(all(np.abs(a).max(initial=0) < LARGEST for a in run(dense, arrays).values()))
@@ -52,7 +57,9 @@ def turned(grown: Grown) -> list[str]:
         return []
     rng = np.random.default_rng(0)
     drawn = {
-        name: np.linalg.qr(rng.normal(size=(one.groups, one.width, one.width)))[0] * rng.uniform(0.5, 2, one.width)
+        name: np.linalg.qr(rng.normal(size=one.same.shape))[0] * rng.uniform(0.5, 2, one.width)
+        if one.units is None
+        else rng.permutation(one.same)
         for name, one in bases.heads.items()
     }
     other = rotate(bases, drawn)
@@ -65,4 +72,5 @@ def turned(grown: Grown) -> list[str]:
     good, refusals = prove(trial, survey.blocks, {block.name: max(1, block.units // 2) for block in survey.blocks})
     assert not refusals
     assert len(good) == len(survey.blocks)
-    return sorted({block.kind for block in inner})
+    pairs = ["pairs"] * any(one.units is not None for one in bases.heads.values())
+    return [*sorted({block.kind for block in inner}), *pairs]

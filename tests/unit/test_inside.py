@@ -107,10 +107,7 @@ def found_in(model: ir.Model) -> Rotatable:
 def bases_of(found: Rotatable) -> dict[str, Floats]:
     """Random bases."""
     rng = np.random.default_rng(4)
-    return {
-        name: rng.normal(size=(one.groups, one.width, one.width)) + 2 * np.eye(one.width)
-        for name, one in found.heads.items()
-    }
+    return {name: rng.normal(size=one.same.shape) + 2 * one.same for name, one in found.heads.items()}
 
 
 def turned(model: ir.Model) -> tuple[ir.Model, Survey, dict[str, Floats]]:
@@ -181,15 +178,16 @@ def test_the_masked_network_proves_it(name: str) -> None:
 
 
 BENT = {
-    "rotated by position": attention(
+    "normalized": attention(
         scores=lines(
             """
-            q4 = Mul(q3, table)
+            q4 = RMSNormalization(q3, table)
             k4 = Transpose<perm=[0,1,3,2]>(k3)
             a1 = MatMul(q4, k4)
             """
         ),
-        weights={"table": (TOKENS, SIZE)},
+        weights={"table": (SIZE,)},
+        opset=23,
     ),
     "clipped values": attention(softmax="a3 = Softmax<axis=-1>(a2)\nv4 = Relu(v3)\no0 = MatMul(a3, v4)"),
     "added to values": attention(
@@ -203,9 +201,7 @@ BENT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "left"), [("rotated by position", "vo"), ("clipped values", "qk"), ("added to values", "qk")]
-)
+@pytest.mark.parametrize(("name", "left"), [("normalized", "vo"), ("clipped values", "qk"), ("added to values", "qk")])
 def test_what_depends_on_the_basis_is_refused_by_name(name: str, left: str) -> None:
     model = BENT[name]
     other, _, bases = turned(model)

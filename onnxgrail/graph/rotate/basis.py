@@ -121,7 +121,7 @@ def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
     Args:
         found: the streams and heads.
         bases: stream name -> (width, width) orthogonal matrix; its columns are the new channels. For channels inside
-            heads, (groups, width, width) invertible matrices.
+            heads, (groups, width, width) invertible matrices, or (units,) an order of what is picked.
     """
     graph = found.model.graph
     with names_kept(graph):

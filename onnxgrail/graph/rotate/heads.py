@@ -1,6 +1,7 @@
 """Change the basis of channels inside attention heads without changing the function of the model.
 
-Any invertible matrix may stand between values and what reads them, and between queries and keys.
+Any invertible matrix may stand between values and what reads them, and between queries and keys. Queries and keys that
+are rotated by position keep their basis, and get an order in which channels are picked.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ from onnxgrail.core import Floats, Ints
 from onnxgrail.graph import slots
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rotate.inside import Inside, Part
-from onnxgrail.graph.rotate.marked import INSIDE, MARK
+from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER, PICKED
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
 
 def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, captured: Collection[str]) -> None:
-    """Change the basis of channels inside heads, in place, and mark the product that reads them.
+    """Change the basis of channels inside heads, or rank them, in place, and mark the product that reads them.
 
     Args:
         graph: changed in place.
         inside: the channels.
-        basis: (groups, width, width) invertible matrices; their columns are the new channels.
+        basis: (groups, width, width) invertible matrices; their columns are the new channels. If units are picked,
+            (units,) their numbers, the most important first.
         facts: of the graph.
         captured: names that bodies of nodes read.
     """
+    inside.node.metadata_props.update({MARK: inside.name, INSIDE: inside.kind})
+    if inside.units is not None:
+        first = [inside.units.tolist().index(unit) for unit in basis.astype(int).tolist()]
+        inside.node.metadata_props[ORDER] = ",".join(map(str, first))
+        for node, operand in inside.tables:
+            node.metadata_props[PICKED] = str(operand)
+        return
     inverse = np.swapaxes(np.linalg.inv(basis), 1, 2)
     for part in inside.parts:
         array = constant_of(part.value, part.value.name or "", facts)
@@ -35,7 +44,6 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         values = _changed(array.astype(np.float64), part.axis, part.index, inverse if part.inverse else basis)
         limit = slots.largest(array.dtype)
         set_operands(graph, [(part.node, part.operand)], np.clip(values, -limit, limit).astype(array.dtype), captured)
-    inside.node.metadata_props.update({MARK: inside.name, INSIDE: inside.kind})
 
 
 def _changed(array: Floats, axis: int, index: Ints, basis: Floats) -> Floats:

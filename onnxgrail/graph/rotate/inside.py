@@ -1,20 +1,22 @@
 """Find what has a free basis inside attention heads: queries and keys, and values with what reads them.
 
 Channels are followed as a trace does, but for every head of its own. A basis is free if nothing but weights, biases and
-operators that treat all channels alike lies between.
+operators that treat all channels alike lies between. Queries and keys that are rotated by position have no free basis:
+their channels are picked, those that are rotated together as one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import INNER, Ints, Kind, Probe, Refusal
+from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Refusal
 from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.rotate.classes import groups_of, positions, spread, units_of
 from onnxgrail.graph.trace.facts import Facts, constant_of, key
 from onnxgrail.graph.trace.flow import Flow, Use
 from onnxgrail.graph.trace.labels import Mark
@@ -73,6 +75,10 @@ class Inside:
         node: the product that reads the channels.
         groups, width: number of groups, and of channels in a head.
         parts: constants in the basis.
+        units: (width,) unit of every channel, if units are picked instead: then the positions of parts are sorted by
+            unit. None if the basis is free.
+        tables: nodes with the operand that is a table of positions.
+        read: the operands of the product with their channel axes.
     """
 
     name: str
@@ -81,6 +87,16 @@ class Inside:
     groups: int
     width: int
     parts: tuple[Part, ...]
+    units: Ints | None = None
+    tables: tuple[tuple[ir.Node, int], ...] = ()
+    read: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def same(self) -> Floats:
+        """Return the bases that change nothing, or the order of the units as they are."""
+        if self.units is not None:
+            return np.unique(self.units).astype(np.float64)
+        return np.tile(np.eye(self.width), (self.groups, 1, 1))
 
     @property
     def measured(self) -> list[Part]:
@@ -92,9 +108,15 @@ class Inside:
 
     @property
     def probes(self) -> list[Probe]:
-        """Return probes of the channels of every head in the sources of the measured parts."""
-        heads = ((part.source, head) for part in self.measured for group in part.index for head in group)
-        return [Probe(value=name, axis=axis, index=head[:, None], pooled=False) for (name, axis), head in heads]
+        """Return probes of the channels of every head in the sources of the measured parts.
+
+        If units are picked, probes of all queries and of all keys that the product reads follow.
+        """
+        heads = [(part.source, head) for part in self.measured for group in part.index for head in group]
+        alone = self.units is not None
+        if self.units is not None:
+            heads += [(place, np.arange(len(self.units))) for place in self.read]
+        return [Probe(value=v, axis=axis, index=head[:, None], pooled=False, alone=alone) for (v, axis), head in heads]
 
 
 class _RefusedError(Exception):
@@ -189,7 +211,8 @@ class _Finder:
         own = key(node)
         if node.op_type != "MatMul" or node.domain not in ("", "ai.onnx") or own not in self.facts.shapes:
             return None
-        rank = [len(self.facts.shapes.get((v.name or "") if v is not None else "", ())) for v in node.inputs]
+        names = [(v.name or "") if v is not None else "" for v in node.inputs]
+        rank = [len(self.facts.shapes.get(name, ())) for name in names]
         wanted = [(own, 0, rank[0] - 1), (own, 1, rank[1] - 2)] if kind == "qk" else [(own, 1, rank[1] - 1)]
         if not all(place in self.tables for place in wanted):
             asked = {"qk": _scores, "vo": _weighs}[kind]
@@ -197,19 +220,31 @@ class _Finder:
                 raise _RefusedError(_refusal(node, POSITIONS))
             return None
         sides = [self._rows(node, place) for place in wanted]
-        groups = _groups(sides)
+        tables = tuple((self.nodes[n], k) for n, k in self.flow.positions.items() if self._carried(n, wanted))
+        units = units_of(sides) if kind == "qk" and tables else None
+        groups = groups_of(sides, units)
         if groups is None:
             raise _RefusedError(_refusal(node, UNEVEN))
         parts: list[Part] = []
         for place, roots, inverse in zip(wanted, groups, (False, True), strict=False):
-            self._check(place, node)
-            parts += [self._part(use, roots, kind, inverse=inverse) for use in self.uses[place]]
+            self._check(place, node, [table for table, _ in tables if units is not None])
+            parts += [self._part(use, roots, kind, units, inverse=inverse) for use in self.uses[place]]
         if not {False, True} <= {part.inverse for part in parts if part.operand != 2 and part.node.op_type != "Add"}:
             return None
-        name = f"{own}/{kind}"
         return Inside(
-            name=name, kind=kind, node=node, groups=len(groups[0]), width=groups[0].shape[2], parts=tuple(parts)
+            name=f"{own}/{kind}",
+            kind=kind,
+            node=node,
+            groups=len(groups[0]),
+            width=groups[0].shape[2],
+            parts=tuple(parts),
+            units=units,
+            tables=tables,
+            read=tuple((names[operand], axis) for _, operand, axis in wanted),
         )
+
+    def _carried(self, name: str, places: Iterable[tuple[str, int, int]]) -> bool:
+        return any(name in self.carriers[place] for place in places)
 
     def _rows(self, node: ir.Node, place: tuple[str, int, int]) -> Ints:
         """Return the (heads, channels) label classes of an operand."""
@@ -223,15 +258,15 @@ class _Finder:
             raise _RefusedError(_refusal(node, CLAIMED))
         return rows
 
-    def _check(self, place: tuple[str, int, int], product: ir.Node) -> None:
-        """Raise the refusal of the first node between weights that depends on the basis."""
+    def _check(self, place: tuple[str, int, int], product: ir.Node, tables: Collection[ir.Node]) -> None:
+        """Raise the refusal of the first node between weights that depends on the basis, except some tables."""
         layers = {use.node for use in self.uses[place]}
         for name in self.carriers[place]:
             producer = self.nodes.get(name)
-            for node in [producer] if producer is not None else []:
+            for node in [producer] if producer is not None and producer not in tables else []:
                 self._follows(node, place, product, layers)
         for node in self.nodes.values():
-            if any(v is not None and v.name in self.carriers[place] for v in node.inputs):
+            if node not in tables and any(v is not None and v.name in self.carriers[place] for v in node.inputs):
                 self._follows(node, place, product, layers)
 
     def _follows(self, node: ir.Node, place: tuple[str, int, int], product: ir.Node, layers: set[str]) -> None:
@@ -250,7 +285,7 @@ class _Finder:
         if not (scales and len(others) == 1 and sizes[others[0]] == 1):
             raise _RefusedError(_refusal(node, BENDS))
 
-    def _part(self, use: Use, groups: Ints, kind: Kind, *, inverse: bool) -> Part:
+    def _part(self, use: Use, groups: Ints, kind: Kind, units: Ints | None, *, inverse: bool) -> Part:
         node = self.nodes[use.node]
         value = node.inputs[use.operand]
         layer = use.role != "passenger"
@@ -261,9 +296,9 @@ class _Finder:
             raise _RefusedError(_refusal(node, BENDS))
         array = constant_of(value, (value.name if value is not None else "") or "", self.facts)
         shared = layer and len({u.node for u in self.flow.uses if u.value == use.value}) > 1
-        if array is None or shared or use.value in self.facts.stored:
+        if shared or (units is None and (array is None or use.value in self.facts.stored)):
             raise _RefusedError(_refusal(node, STORED))
-        index = _positions(self.flow.labels.find(use.mark.labels), groups)
+        index = (positions if units is None else spread)(self.flow.labels.find(use.mark.labels), groups)
         if index is None:
             raise _RefusedError(_refusal(node, BENDS))
         source = use.source or self._made(node, use)
@@ -283,39 +318,3 @@ class _Finder:
         if mark is None:
             raise _RefusedError(_refusal(node, BENDS))
         return name, mark.axes[0]
-
-
-def _groups(sides: Sequence[Ints]) -> list[Ints] | None:
-    """Return the distinct heads of one or two operands, (groups, copies, channels) label classes each.
-
-    Query heads that read the same keys are copies in one group. None if heads share some of their channels, or if the
-    heads of two operands do not correspond.
-    """
-    shared = sides[-1]
-    distinct, group = np.unique(shared, axis=0, return_inverse=True)
-    if len(sides) == 1:
-        return [distinct[:, None]] if len(np.unique(distinct)) == distinct.size else None
-    if sides[0].shape != shared.shape:
-        return None
-    copies = [np.unique(sides[0][group.ravel() == number], axis=0) for number in range(len(distinct))]
-    if len({len(some) for some in copies}) != 1:
-        return None
-    tables = [np.stack(copies), distinct[:, None]]
-    return tables if all(len(np.unique(table)) == table.size for table in tables) else None
-
-
-def _positions(roots: Ints, table: Ints) -> Ints | None:
-    """Return the (groups, copies, channels) positions of the label classes of heads; None if they differ in number.
-
-    Args:
-        roots: label class of every position of an axis.
-        table: (groups, copies, channels) label classes.
-    """
-    order = np.argsort(roots, kind="stable")
-    first, last = (np.searchsorted(roots[order], table, side=side) for side in ("left", "right"))
-    count = int((last - first).flat[0])
-    if count == 0 or (last - first != count).any():
-        return None
-    found = order[first[..., None] + np.arange(count)]  # (groups, copies, channels, count)
-    groups, copies, channels = table.shape
-    return np.asarray(np.moveaxis(found, 3, 2).reshape(groups, copies * count, channels))

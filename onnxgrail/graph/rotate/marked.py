@@ -8,6 +8,8 @@ PLAIN = "SimplifiedLayerNormalization"  # ONNX Runtime's name for x / root mean 
 MARK = "onnxgrail.rotated"  # metadata key; the value names the rotated stream or table, or what heads were rotated
 TURNED = "onnxgrail.turned"  # metadata key of a FusedMatMul that stands for a product with a transposed table
 INSIDE = "onnxgrail.inside"  # metadata key of a product inside heads; the value is the kind of its channels
+ORDER = "onnxgrail.order"  # metadata key of such a product; the value lists channels, the most important first
+PICKED = "onnxgrail.picked"  # metadata key of a node that reads a table of positions for the channels that stay
 
 
 def is_rotated(node: ir.Node) -> bool:

@@ -44,6 +44,7 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     order = {key(node): position for position, node in enumerate(model.graph)}
     nodes = {key(node): node for node in model.graph}
     kinds, ranked = _kinds(flow), _ranked(flow)
+    places = {root: place for place, root in enumerate(ranked)}
     families: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
     for root, signature in _signatures(entries).items():
         families[signature].append(root)
@@ -63,6 +64,7 @@ def group(flow: Flow, model: ir.Model) -> Survey:
             made = [m.roots for m in members if m.role == "producer"]
             refusals.append(_located(cause(stuck, made, ties), members))
             continue
+        roots.sort(key=lambda root: places.get(root, root))
         ids = np.arange(count, count + len(roots))
         numbers[roots] = ids
         count += len(roots)
@@ -159,8 +161,8 @@ def _kinds(flow: Flow) -> dict[int, set[Kind]]:
 
 
 def _ranked(flow: Flow) -> dict[int, str]:
-    """Return root -> name of the rotation inside heads that left its channels in falling order of importance."""
-    return {root: name for labels, name in flow.ranked for root in np.unique(flow.labels.find(labels)).tolist()}
+    """Return root -> name of the rotation inside heads that ranked its channels, in falling order of importance."""
+    return {root: name for labels, name in flow.ranked for root in flow.labels.find(labels).tolist()}
 
 
 def _kind(roots: Ints, kinds: dict[int, set[Kind]]) -> Kind:
@@ -210,8 +212,8 @@ def _block(
 def _index(found: Ints, roots: Ints) -> Ints:
     """Return the (u, m) positions of the units, in the order of `roots`."""
     positions = np.flatnonzero(np.isin(found, roots))
-    by_unit = positions[np.argsort(found[positions], kind="stable")]
-    return by_unit.reshape(len(roots), -1).astype(np.int64)
+    by_unit = positions[np.argsort(found[positions], kind="stable")].reshape(len(roots), -1)
+    return by_unit[np.argsort(np.argsort(roots))].astype(np.int64)
 
 
 def _probe(entry: _Entry, index: Ints, kind: Kind, probes: list[Probe]) -> int:

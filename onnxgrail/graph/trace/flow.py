@@ -60,6 +60,7 @@ class Flow:
         state_axes: channel axes of streamed states among the inputs; states: their labels if they may be narrowed.
         modulated: nodes that compute filters -> why channels do not pass them.
         tables: marks that products of two activations read, by (node, operand, channel axis); None if heads are units.
+        positions: operands with which products scale channels inside heads by position, by node.
         ranked: labels in the order of a rotation, and the name of that rotation.
     """
 
@@ -76,6 +77,7 @@ class Flow:
     states: dict[str, Ints] = field(default_factory=dict)
     modulated: Mapping[str, str] = field(default_factory=dict)
     tables: dict[tuple[str, int, int], Mark] | None = None
+    positions: dict[str, int] = field(default_factory=dict)
     ranked: list[tuple[Ints, str]] = field(default_factory=list)
 
 

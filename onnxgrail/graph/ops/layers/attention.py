@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import MICROSOFT, integer
@@ -12,7 +13,9 @@ from onnxgrail.graph.ops.layers.cache import past, present
 from onnxgrail.graph.ops.layers.linear import SHARED
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.ops.tensors.filled import pick
 from onnxgrail.graph.ops.tensors.reduce import mix
+from onnxgrail.graph.rotate.marked import PICKED
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
@@ -145,21 +148,62 @@ def narrow_attention(cut: Cut) -> None:
 @rule("RotaryEmbedding", since=23)
 @rule("RotaryEmbedding", domain=MICROSOFT)
 def rotary(site: Site) -> None:
-    """Pass heads; tie the features of a head."""
-    if len(site.shape(0)) == 4:
+    """Pass heads; tie the features of a head, or if these are picked, the two that are rotated together."""
+    shape = site.shape(0)
+    inside = site.flow.tables is not None or PICKED in site.node.metadata_props
+    if len(shape) == 4 and not inside:
         site.emit(mix(site, site.marks(0), {3}))
         return
-    count = int(site.attribute("num_heads", 0))
-    if not count:  # com.microsoft: the tables hold half of a head's positions
-        count = site.shape(0)[2] // (2 * site.shape(2)[-1])
-    heads_of(site, site.marks(0), 2, count)
+    caches = caches_of(site.node)
+    size = int(site.attribute("num_heads", 0)) or shape[-1]
+    size = shape[-1] if len(shape) == 4 else shape[2] // size
+    if len(shape) == 3 and not site.attribute("num_heads", 0):  # com.microsoft: tables hold half of a head's positions
+        size = 2 * site.shape(caches)[-1]
+    if not inside:
+        heads_of(site, site.marks(0), 2, shape[2] // size)
+    elif size % 2 == 0 and _tie_pairs(site, size, 2 * site.shape(caches)[-1]):
+        site.flow.positions[site.key] = caches
     site.emit(site.marks(0))
+
+
+def caches_of(node: ir.Node) -> int:
+    """Return the first of the two operands of a rotary embedding that hold cosines and sines."""
+    return 2 if node.domain == MICROSOFT else 1
+
+
+def _tie_pairs(site: Site, size: int, turned: int) -> bool:
+    """Tie the features that are rotated together, of the first `turned` features of every head; False if none go."""
+    last = len(site.shape(0)) - 1
+    pair = np.arange(size)
+    if site.attribute("interleaved", 0):
+        pair[:turned] = np.arange(turned) // 2 * 2
+    else:
+        pair[:turned] %= turned // 2
+    heads = site.shape(0)[last] // size
+    first = (np.arange(heads)[:, None] * size + pair).ravel()
+    mine = [mark for mark in site.marks(0) if last in mark.axes]
+    for mark in mine:
+        site.union(np.take(mark.labels, first, axis=mark.along(last)), mark.labels)
+    return bool(mine)
 
 
 @narrow("RotaryEmbedding")
 @narrow("RotaryEmbedding", domain=MICROSOFT)
 def narrow_rotary(cut: Cut) -> None:
-    """Update the head count."""
-    if integer(cut.node, "num_heads"):
-        name = cut.input_name(0)
-        cut.recount("num_heads", name, 1 if len(cut.shape(name)) == 4 else 2)
+    """Update the head count; gather from the tables what the features that stay are rotated by."""
+    name = cut.input_name(0)
+    last = len(cut.shape(name)) - 1
+    if PICKED not in cut.node.metadata_props:
+        if integer(cut.node, "num_heads"):
+            cut.recount("num_heads", name, 1 if last == 3 else 2)
+        return
+    stays, caches = cut.alive(name).get(last), caches_of(cut.node)
+    if stays is None:
+        return
+    half = cut.shape(cut.input_name(caches))[-1]
+    paired = stays[: 2 * half]
+    kept = paired[::2] if integer(cut.node, "interleaved") else paired[:half]
+    for operand in (caches, caches + 1):
+        pick(cut, operand, {len(cut.shape(cut.input_name(operand))) - 1: kept})
+    if integer(cut.node, "rotary_embedding_dim"):
+        cut.set_int("rotary_embedding_dim", 2 * int(kept.sum()))

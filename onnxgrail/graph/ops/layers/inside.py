@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxgrail.core import Ints
 from onnxgrail.graph.ops.layers.contraction import CONTRACTED
-from onnxgrail.graph.rotate.marked import INSIDE, MARK
+from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER
 from onnxgrail.graph.trace.flow import Site, Use
 from onnxgrail.graph.trace.labels import Mark
 
@@ -43,7 +43,8 @@ def inside(site: Site) -> None:
         return
     _consumed(site, queries)
     site.union(queries, keys)
-    site.rank(queries, "qk", rotation)
+    order = site.node.metadata_props.get(ORDER)
+    site.rank(queries if order is None else queries[[int(n) for n in order.split(",")]], "qk", rotation)
 
 
 def _recorded(site: Site, operand: int, axis: int) -> Mark | None:

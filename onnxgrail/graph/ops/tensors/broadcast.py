@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrail.graph.ops.tensors.repeated import claim, is_repeated
+from onnxgrail.graph.rotate.marked import PICKED
 from onnxgrail.graph.trace.causes import UNALIGNED
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
@@ -45,6 +46,26 @@ def operand(site: Site, position: int, rank: int) -> Operand:
     offset = rank - len(shape)
     marks = tuple(Mark(tuple(a + offset for a in m.axes), m.labels) for m in site.marks(position))
     return Operand(position, (1,) * offset + shape, marks, site.is_constant(position), offset)
+
+
+def positions_of(site: Site, operands: Sequence[Operand], shape: tuple[int, ...]) -> Operand | None:
+    """Return the operand with which a product scales channels inside heads by position; None if there is none.
+
+    It spans the last axis and is the same for all heads, like the cosines of a rotary embedding.
+    """
+    if site.flow.tables is None:
+        marked = site.node.metadata_props.get(PICKED)
+        return None if marked is None else next(o for o in operands if o.operand == int(marked))
+    if site.node.op_type != "Mul":
+        return None
+    last = len(shape) - 1
+    for table, carrier in (operands, operands[::-1]):
+        heads = [a for m in carrier.marks if last in m.axes for a in m.axes if a != last]
+        flat = all(m.axes == (last,) for m in table.marks)
+        if heads and flat and shape[last] > 1 and table.full([*heads, last], shape) == (last,):
+            site.flow.positions[site.key] = table.operand
+            return table
+    return None
 
 
 def combine(

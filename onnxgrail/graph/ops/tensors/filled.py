@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Bools
+from onnxgrail.core import Bools, Ints
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.trace.flow import Site
 
@@ -39,9 +40,21 @@ def is_filled(site: Site, operand: int) -> bool:
 
 
 def pick(cut: Cut, operand: int, lost: Mapping[int, Bools]) -> None:
-    """Gather, per axis, the kept positions from an operand of full width."""
+    """Gather, per axis, the kept positions from an operand of full width; readers that keep the same share them."""
     for axis, stays in lost.items():
-        value = cut.node.inputs[operand]
+        value, kept = cut.node.inputs[operand], np.flatnonzero(stays)
         assert value is not None
+        known = next((node.outputs[0] for node in value.consumers() if _picks(node, value, axis, kept)), None)
+        if known is not None:
+            cut.node.replace_input_with(operand, known)
+            continue
         along = [ir.AttrInt64("axis", axis)]
-        cut.compute_operand(operand, "Gather", [value, np.flatnonzero(stays)], f"picked{operand}_{axis}", along)
+        cut.compute_operand(operand, "Gather", [value, kept], f"picked{operand}_{axis}", along)
+
+
+def _picks(node: ir.Node, value: ir.Value, axis: int, kept: Ints) -> bool:
+    """Return True if a node gathers these positions of a value."""
+    if node.op_type != "Gather" or node.inputs[0] is not value or integer(node, "axis") != axis:
+        return False
+    index = node.inputs[1].const_value if node.inputs[1] is not None else None
+    return index is not None and np.array_equal(index.numpy(), kept)

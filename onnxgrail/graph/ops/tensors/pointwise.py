@@ -6,9 +6,10 @@ import numpy as np
 
 from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.ops.rule import narrow, rule
-from onnxgrail.graph.ops.tensors.broadcast import combine, operand
+from onnxgrail.graph.ops.tensors.broadcast import TABLE, combine, operand, positions_of
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.ops.tensors.filled import is_filled, pick
+from onnxgrail.graph.rotate.marked import PICKED
 from onnxgrail.graph.trace.flow import Site
 
 
@@ -45,17 +46,22 @@ def binary(site: Site) -> None:
     operands = [operand(site, k, len(shape)) for k in site.operands]
     if site.node.op_type in ("Add", "Sub", "Sum"):
         _note_stream(site, shape)
+    table = positions_of(site, operands, shape)
+    if table is not None:  # the node's rewrite gathers what it needs
+        site.freeze(table.marks, TABLE)
+        operands.remove(table)
     filled = [o.operand for o in operands if not o.constant and not o.marks and is_filled(site, o.operand)]
     site.emit(combine(site, operands, shape, filled=filled))
 
 
 @narrow(*BINARY)
 def narrow_binary(cut: Cut) -> None:
-    """Gather the kept positions from an operand filled with one number."""
+    """Gather the kept positions from an operand filled with one number, or from a table of positions."""
     shape, alive = cut.shape(cut.output_name()), cut.alive(cut.output_name())
     for k in range(len(cut.node.inputs)):
         name = cut.input_name(k)
-        if not name or name in cut.facts.constants or 0 in shape:
+        constant = name in cut.facts.constants and cut.node.metadata_props.get(PICKED) != str(k)
+        if not name or constant or 0 in shape:
             continue
         own, offset = cut.alive(name), len(shape) - len(cut.shape(name))
         lost = {
