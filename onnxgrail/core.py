@@ -74,6 +74,7 @@ class Probe:
             one u*m-vector (heads).
         also: more tensors whose rows are added to the sums.
         alone: only the squares of channels are needed, not the products of two channels.
+        few: there are few rows: they are kept, instead of the products of two channels; then `alone` is True too.
         inside: for an activation inside a fused node: the name of that node and its inputs other than `value`.
     """
 
@@ -83,6 +84,7 @@ class Probe:
     pooled: bool
     also: tuple[str, ...] = ()
     alone: bool = False
+    few: bool = False
     inside: tuple[str, ...] = ()
 
     @property
@@ -153,12 +155,14 @@ class Refusal:
 class Stats:
     """Sums over calibration rows of one probe: gram (h, h) = sum x xT, total (h,) = sum x, count = rows.
 
-    If the probe is `alone`, gram is the diagonal only, (h,). Products of wide probes may be float32.
+    If the probe is `alone`, gram is the diagonal only, (h,); if its rows are few, `rows` are the x (n, h) themselves.
+    Products of wide probes may be float32, like rows.
     """
 
     gram: Floats
     total: Floats
     count: int
+    rows: Array | None = None
 
     @property
     def squares(self) -> Floats:

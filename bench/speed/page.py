@@ -65,8 +65,9 @@ NOTES = """\
   another quarter of a GiB, there is only one part, and the next batch runs while half of the threads compute the
   sums of the previous one. Half of the threads solve; with two or three, parts are solved in parallel. The reason
   is that idle threads of OpenBLAS wait actively and take time from ONNX Runtime.
-- **Few rows.** If there are at most a quarter as many rows as inputs of a layer, from 1024 inputs on, they are kept
-  as rows, and products and solves cost in proportion to them. A Llama of 8.6 GB with 256 tokens
+- **Few rows.** If there are at most half as many rows as inputs of a layer, from 1024 inputs on, GRAIL keeps them as
+  rows, and products and solves cost in proportion to them; fits to the outputs of the original network (`best`) do so
+  up to a quarter. A Llama of 8.6 GB with 256 tokens
   (`bench/large_model.py`) takes 6.5 minutes with `best` and 4.9 with `grail` (`bench/results/large_model_8g.json`,
   `large_model_8g_grail.json`).
 - **New processors.** OpenBLAS treats a processor that it does not know as an older one: up to 0.3.31, an AMD Zen 5

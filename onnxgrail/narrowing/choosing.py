@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.algebra.fit.compensate import COMPENSATORS, Compensator
+from onnxgrail.algebra.fit.compensate import BEST, COMPENSATORS, Compensator
 from onnxgrail.algebra.fit.compensate.plain import Plain
 from onnxgrail.algebra.fit.formats import in_range
 from onnxgrail.algebra.fit.judge import judge
 from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select import selectors
-from onnxgrail.algebra.select.selectors import SELECTORS
+from onnxgrail.algebra.select.selectors import AUTO, SELECTORS
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense, size_of
-from onnxgrail.calibration.stream.sizes import rows_per_sample
+from onnxgrail.calibration.stream.sizes import are_kept, rows_of_all
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import INNER, Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View
 from onnxgrail.graph import slots
@@ -59,7 +59,9 @@ class Run:
         return weights.read(block, self.prepared.model, self.prepared.survey, self.ledger)
 
     def probes(self, block: Block) -> tuple[Probe, ...]:
-        """Return the probes that the decision about a block reads: none, those of squares, or those of products."""
+        """Return the probes that the decision about a block reads: none, or those of squares, rows or products."""
+        if block.name not in self.fitted and few_rows(self.recipe, block, self.prepared):
+            return tuple(dataclasses.replace(probe, alone=True, few=True) for probe in block.probes)
         if block.name not in self.fitted or needs_gram(self.recipe, block):
             return block.probes
         if block.ranked or not SELECTORS[self.recipe.selector].needs_data:
@@ -208,9 +210,18 @@ def scarce(block: Block, prepared: Prepared) -> bool:
 
     GRAIL's weights then cannot be compared with others on rows that they were computed from.
     """
-    survey, samples = prepared.survey, prepared.batches.samples
-    known = (probe for probe in block.probes if not probe.inside and probe.value in survey.facts.shapes)
-    return any(rows_per_sample(p, survey, prepared.samples) * samples < RICH * p.width for p in known)
+    known = (probe for probe in block.probes if not probe.inside and probe.value in prepared.survey.facts.shapes)
+    return any(rows_of_all(probe, prepared) < RICH * probe.width for probe in known)
+
+
+def few_rows(recipe: Recipe, block: Block, prepared: Prepared) -> bool:
+    """Return True if the rows of a block's probes are kept, because they cost GRAIL's fit less than products would.
+
+    Other compensators, selectors and folds may need products.
+    """
+    grail = recipe.compensate in ("grail", BEST) and recipe.reducer == "prune" and block.kind not in INNER
+    squares = recipe.selector == AUTO or not needs_gram(recipe, block)
+    return grail and squares and all(are_kept(probe, prepared, recipe.providers) for probe in block.probes)
 
 
 def key(block: Block) -> str:

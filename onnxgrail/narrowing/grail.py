@@ -8,7 +8,7 @@ from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.calibration.stream.dense import by_block, size_of
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.calibration.streaming import stream_of
-from onnxgrail.core import Block, Probe, Stats
+from onnxgrail.core import Block, Stats
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
@@ -64,23 +64,21 @@ def _measured(run: Run, blocks: Sequence[Block]) -> float:
         return stream.forward
 
 
-def _probes(step: Step) -> list[Probe]:
-    return [p for b in step.blocks for p in b.probes]
-
-
 def _step(run: Run, stream: Stream, step: Step, before: Ledger, limit: int | None, tick: Tick) -> None:
     """Measure the blocks of a step in the network `before` and decide them.
 
     This is a function of its own so that the arrays of a step are freed when it returns.
     """
     known = [run.known(b) for b in step.blocks]
+    wanted = [run.probes(b) for b in step.blocks]
+    probes = [p for some in wanted for p in some]
     measured: Sequence[tuple[Stats, ...]] = [()] * len(step.blocks)
     if run.dense is not None and not before.dead.any():  # nothing is narrowed yet: the stream need not move
         measured = measured if all(known) else [run.dense[b.name] for b in step.blocks]
     elif all(known):
-        stream.skip(_probes(step), before, tick, limit)
+        stream.skip(probes, before, tick, limit)
     else:
-        measured = by_block([b.probes for b in step.blocks], stream.measure(_probes(step), before, tick, limit))
+        measured = by_block(wanted, stream.measure(probes, before, tick, limit))
     run.take(step.blocks, known, measured, stream, before)
 
 

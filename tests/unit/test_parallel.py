@@ -125,3 +125,32 @@ def test_wide_moments_travel_as_triangles_and_come_back_whole(
     assert stats.gram.dtype == (dtype if square < 6 else np.float64)
     np.testing.assert_array_equal(stats.gram, stats.gram.T)
     assert stats.count == 30
+
+
+@pytest.mark.parametrize("total", [1, 5, 33])
+def test_few_rows_come_in_the_order_of_the_batches(total: int) -> None:
+    """From any number of processes, with the sums of their squares."""
+    data = np.random.default_rng(0).standard_normal((total, 3, 6)).astype(np.float32)
+    probe = Probe(value="x", axis=1, index=np.arange(6)[:, None], pooled=False, alone=True, few=True)
+    for size in (1, 2, 5):
+        for shard in shards(size, total):
+            found = Totals(shard, [probe, probe])
+            for number in shard.numbers:
+                found.add(number, [[(data[number], probe, np.array([True, number != 1, True]))]] * 2)
+            both = found.stats()
+        want = data.reshape(-1, 6) if total == 1 else np.delete(data.reshape(-1, 6), 4, axis=0)
+        for stats in both:
+            np.testing.assert_array_equal(stats.rows, want)
+            np.testing.assert_allclose(stats.squares, np.square(want).sum(axis=0), rtol=1e-5)
+            assert stats.count == len(want)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_rows_beyond_the_range_of_squares_are_read_in_float64(scale: float) -> None:
+    probe = Probe(value="x", axis=1, index=np.arange(6)[:, None], pooled=False, alone=True, few=True)
+    found = Totals(shard_of(SOLO, 1), [probe])
+    found.add(0, [[(np.full((3, 6), scale, np.float32), probe, None)]])
+    (stats,) = found.stats()
+    assert stats.rows is not None
+    assert stats.rows.dtype == np.float64
+    np.testing.assert_allclose(stats.rows.T @ stats.rows, np.full((6, 6), 3 * scale**2), rtol=1e-6)

@@ -41,6 +41,21 @@ def test_float32_is_enough_where_the_ridge_allows_it(ridge: float, kind: type, r
     assert np.vdot(got - want, wide @ (got - want)) <= 1e-7 * np.vdot(want, rhs)
 
 
+@pytest.mark.parametrize(("mean", "kind"), [(3.0, np.float32), (5.0, np.float64)])
+def test_rows_in_float32_are_enough_where_their_weights_are_right(mean: float, kind: type) -> None:
+    """The dual problem of rows with a common mean: judged by its own norm, the second would be good enough."""
+    rng, ridge = np.random.default_rng(0), 1e-2
+    rows, made = (rng.standard_normal((200, 300)) + mean).astype(np.float32), rng.standard_normal((200, 20))
+    gram = rows @ rows.T
+    got, used = ridge_solve(gram, made, ridge, dual=True)
+    assert (got.dtype, used) == (kind, ridge)
+    x, wide = rows.astype(np.float64), gram.astype(np.float64)
+    want = np.linalg.solve(wide + ridge * np.eye(200), made)
+    off = x.T @ (got - want)
+    lost = np.square(off).sum() * ridge + np.square(x @ off).sum()
+    assert lost <= 1e-7 * np.vdot(wide @ want, made)
+
+
 def test_arguments_are_left_alone(rng: np.random.Generator) -> None:
     gram, rhs = spd(rng, 4), rng.standard_normal((4, 2))
     before = gram.copy(), rhs.copy()

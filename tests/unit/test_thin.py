@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 
 from onnxgrail.algebra.fit.choice import Rules
-from onnxgrail.algebra.fit.compensate.grail import fit
+from onnxgrail.algebra.fit.compensate.grail import Grail, fit
 from onnxgrail.algebra.fit.normal import Normal
 from onnxgrail.algebra.fit.refit import refit
+from onnxgrail.algebra.fit.row_space import RowSpace
 from onnxgrail.algebra.moments import few_rows
 from onnxgrail.algebra.moments.regression import Moments, moments
-from onnxgrail.core import Floats
+from onnxgrail.core import Floats, Reducer, Stats
+from tests.unit.algebra_builders import mlp, stats_of, weights_of
 
 WIDE, FEW = 96, 20
+PRUNED = Reducer(kept=np.array([1, 2, 4, 7]))
+FOLDED = Reducer(kept=np.array([0, 1, 3, 5]), cluster=np.array([0, 1, 0, 2, 1, 3, 2, 2]))
 
 
 @pytest.fixture
@@ -64,18 +68,34 @@ def test_the_ridge_solution_is_the_same(alpha: float) -> None:
     """With dead features, and with the errors before and after."""
     x, columns = rows(), np.random.default_rng(2).normal(size=(WIDE, 7))
     kept = np.arange(0, WIDE, 2)
-    made = x @ columns
+    made, parts = x @ columns, ((0, slice(0, 3)), (1, slice(3, 7)))
     whole = Normal.of(
         (x.T @ made)[kept],
         gram=(x.T @ x)[np.ix_(kept, kept)],
         energy=np.square(made).sum(axis=0),
         plain=columns[kept],
-        parts=((0, slice(0, 3)), (1, slice(3, 7))),
+        parts=parts,
     )
-    want, got = fit(whole, alpha), fit(dataclasses.replace(whole, rows=(x[:, kept], made)), alpha)
+    lost = np.square(made - x[:, kept] @ columns[kept]).sum(axis=0)
+    some = RowSpace(rows=x[:, kept], made=made, plain=columns[kept], lost=lost, parts=parts)
+    want, got = fit(whole, alpha), fit(some, alpha)
     assert (got.better, got.damped) == (want.better, want.damped)
     np.testing.assert_allclose(got.weights, want.weights, rtol=1e-7, atol=1e-9 * np.abs(want.weights).max())
     np.testing.assert_allclose([got.plain, got.error], [want.plain, want.error], rtol=1e-7)
+
+
+@pytest.mark.parametrize("count", [20, 40, 200], ids=["few", "more", "many"])
+@pytest.mark.parametrize("reducer", [PRUNED, FOLDED], ids=["prune", "fold"])
+def test_kept_rows_give_what_their_products_give(reducer: Reducer, count: int) -> None:
+    """Many rows are multiplied after all."""
+    view, x = mlp(np.random.default_rng(4), members=6), np.maximum(rows(count, 48, 5), 0.0)
+    few = Stats(gram=np.square(x).sum(axis=0), total=x.sum(axis=0), count=count, rows=x)
+    views = (dataclasses.replace(view, stats=(stats,)) for stats in (stats_of(x), few))
+    want, got = (Grail(alpha=1e-2)(one, reducer) for one in views)
+    np.testing.assert_allclose(weights_of(got, view, 2), weights_of(want, view, 2), rtol=0, atol=1e-6)
+    assert got.outcome == want.outcome
+    for one, other in ((got.error.plain, want.error.plain), (got.error.compensated, want.error.compensated)):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def folds(outputs: int) -> tuple[list[Moments], Floats]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrail.algebra.fit.normal import Normal, block_error, normals, squared_errors
+from onnxgrail.algebra.fit.row_space import RowSpace
 from onnxgrail.algebra.narrow import plain_weights
 from onnxgrail.core import Change, Floats, Outcome, Stats, View
 
@@ -28,7 +29,7 @@ def judge(view: View, change: Change, joint: Sequence[Stats]) -> Change:
     """
     plain = plain_weights(view, change.reducer)
     chosen = dict(change.weights)
-    systems, steps = [], []
+    systems, errors = [], []
     reverted: set[int] = set()
     for number, system in zip(_probes(view), normals(view, change.reducer), strict=True):
         true = _true(view, system, joint[number].gram)
@@ -37,17 +38,17 @@ def judge(view: View, change: Change, joint: Sequence[Stats]) -> Change:
         after = squared_errors(true, step)
         for n, part in true.parts:
             if not after[part].sum() <= true.lost[part].sum():
-                step[:, part] = 0.0
+                after[part] = true.lost[part]
                 chosen[n] = plain[n]
                 reverted.add(n)
         systems.append(true)
-        steps.append(step)
+        errors.append(after)
     if change.error.compensated is None:
         return dataclasses.replace(change, error=block_error(systems))
     consumers = {n for system in systems for n, _ in system.parts}
     outcome = Outcome(status="plain", reason=WORSE) if reverted >= consumers else change.outcome
     return dataclasses.replace(
-        change, weights=tuple(sorted(chosen.items())), outcome=outcome, error=block_error(systems, steps)
+        change, weights=tuple(sorted(chosen.items())), outcome=outcome, error=block_error(systems, errors)
     )
 
 
@@ -56,9 +57,9 @@ def _probes(view: View) -> list[int]:
     return list(dict.fromkeys(s.probe for s in view.block.slots if s.role == "consumer" and s.probe is not None))
 
 
-def _true(view: View, system: Normal, gram: Floats) -> Normal:
+def _true(view: View, system: Normal | RowSpace, gram: Floats) -> Normal:
     """Return the normal equations with recorded instead of averaged features."""
-    narrow = system.gram.shape[0]
+    narrow = len(system.plain)
     wide = gram.shape[0] - narrow
     columns = np.concatenate([view.weights[n].reshape(wide, -1) for n, _ in system.parts], axis=1)
     return Normal.of(

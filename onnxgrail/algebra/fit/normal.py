@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from onnxgrail.algebra.fit.row_space import RowSpace, dots
 from onnxgrail.algebra.moments.few_rows import rows_of
 from onnxgrail.algebra.narrow import mean_rows, sum_rows
 from onnxgrail.algebra.solve.linear import linear
@@ -31,7 +32,6 @@ class Normal:
         lost: (c,) squares of what the outputs lose: the errors of the plain weights.
         energy: (c,) diagonal of Cᵀ G C, the squared original outputs.
         parts: slot number and columns of each consumer.
-        rows: X Rᵀ (r, h') and X C (r, c) if G = XᵀX for few rows X, else None.
     """
 
     gram: Floats
@@ -40,43 +40,36 @@ class Normal:
     lost: Floats
     energy: Floats
     parts: tuple[tuple[int, slice], ...]
-    rows: tuple[Floats, Floats] | None = None
 
     @classmethod
-    def of(cls, target: Floats, *, plain: Floats, energy: Floats, **others: Any) -> Normal:
+    def of(cls, target: Floats, *, gram: Floats, plain: Floats, energy: Floats, parts: tuple[Any, ...]) -> Normal:
         """Return the problem with the products R G C (h', c) of narrowed features and original outputs."""
-        empty = cls(plain=plain, rest=target, lost=energy, energy=energy, **others)
-        product = empty.product(plain)
-        return replace(empty, rest=target - product, lost=energy + _dots(plain, product - 2.0 * target))
+        product = linear().product(gram, plain)
+        lost = energy + dots(plain, product - 2.0 * target)
+        return cls(gram=gram, plain=plain, rest=target - product, lost=lost, energy=energy, parts=parts)
 
-    def product(self, weights: Floats) -> Floats:
-        """Compute A D for weights D (h', c)."""
-        if self.rows is None:
-            return linear().product(self.gram, weights)
-        some, _ = self.rows
-        return linear().product(some.T, linear().product(some, weights))
+    @property
+    def diagonal(self) -> Floats:
+        """Return (h',) second moments of the narrowed features."""
+        return np.diagonal(self.gram)
 
-    def solution(self, alive: Bools, lam: float) -> tuple[Floats, float]:
+    def solution(self, alive: Bools, lam: float) -> tuple[Floats, float, Floats]:
         """Solve the ridge problem for the features that are `alive`: C' = C₀ + (A + λI)⁻¹ (R G C − A C₀ − λ C₀).
-
-        With few rows it is C' = X'ᵀ (X' X'ᵀ + λI)⁻¹ X C, which is equal by the push-through identity.
 
         Args:
             alive: (h',) mask of the features that are not silent.
             lam: λ ≥ 0, in units of A.
 
         Returns:
-            C' − C₀ for these features, and the λ that was used, see `ridge_solve`.
+            C' − C₀ (h', c), 0 for silent features; the λ that was used, see `ridge_solve`; and (c,) the squared errors.
         """
-        if self.rows is not None:
-            some, made = self.rows
-            some = some[:, alive]
-            found, used = ridge_solve(linear().product(some, some.T), made, lam)
-            return linear().product(some.T, found) - self.plain[alive], used
         goal = self.rest - lam * self.plain
         if alive.all():
-            return ridge_solve(self.gram, goal, lam)
-        return ridge_solve(self.gram[np.ix_(alive, alive)], goal[alive], lam)
+            step, used = ridge_solve(self.gram, goal, lam)
+        else:
+            step = np.zeros_like(goal)
+            step[alive], used = ridge_solve(self.gram[np.ix_(alive, alive)], goal[alive], lam)
+        return step, used, squared_errors(self, step, lam if used == lam else None)
 
 
 def probe_number(view: View, slot: Slot) -> int:
@@ -107,7 +100,7 @@ def columns_of(slot: Slot, weight: Floats, probe: Probe) -> Floats:
     return weight.reshape(probe.width, -1)
 
 
-def normals(view: View, reducer: Reducer) -> list[Normal]:
+def normals(view: View, reducer: Reducer) -> list[Normal | RowSpace]:
     """Compute the normal equations of the narrowed consumers, one per probe that has consumers.
 
     Raises:
@@ -122,28 +115,45 @@ def normals(view: View, reducer: Reducer) -> list[Normal]:
     return [_normal(view.block.units, view.stats[place], reducer, parts) for place, parts in consumers.items()]
 
 
-def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, Floats]]) -> Normal:
+def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, Floats]]) -> Normal | RowSpace:
     """Compute the normal equations of consumers that share second moments."""
     ends = np.cumsum([0, *(part.shape[1] for _, part in parts)])
     columns = parts[0][1] if len(parts) == 1 else np.concatenate([part for _, part in parts], axis=1)
     numbered = tuple((number, slice(ends[i], ends[i + 1])) for i, (number, _) in enumerate(parts))
-    few = rows_of(stats.gram, stats.count)
-    if few is None and reducer.cluster is None:
-        return _pruned(stats.gram, columns, _features(units, len(columns), reducer), numbered)
-    rows = None
-    if few is None:
-        output = linear().product(stats.gram, columns)
-    else:
-        made = linear().product(few, columns)
-        output, rows = linear().product(few.T, made), (_lifted(few.T, units, reducer).T, made)
+    few = rows_of(stats.gram, stats.count) if stats.rows is None else stats.rows
+    if few is not None and len(few) <= len(columns):
+        return _in_row_space(few, columns, units, reducer, numbered)
+    gram = stats.gram if few is None else few.T @ few
+    if reducer.cluster is None:
+        return _pruned(gram, columns, _features(units, len(columns), reducer), numbered)
+    output = linear().product(gram, columns)
     return Normal.of(
         _lifted(output, units, reducer),
-        gram=_both_sides(stats.gram, units, reducer),
+        gram=_both_sides(gram, units, reducer),
         plain=_unfolded(sum_rows(columns.reshape(units, -1), reducer), columns.shape[1], len(columns) // units),
-        energy=_dots(columns, output),
+        energy=dots(columns, output),
         parts=numbered,
-        rows=rows,
     )
+
+
+def _in_row_space(
+    rows: Floats, columns: Floats, units: int, reducer: Reducer, parts: tuple[tuple[int, slice], ...]
+) -> RowSpace:
+    """Compute the problem of few rows X (r, h): what is made of kept features, and what of dropped ones."""
+    columns = columns.astype(rows.dtype, copy=False)
+    if reducer.cluster is None:
+        kept = _features(units, len(columns), reducer)
+        dropped = np.delete(np.arange(len(columns)), kept)
+        some, plain = rows.take(kept, axis=1), columns[kept]
+        lost = linear().product(rows.take(dropped, axis=1), columns[dropped])
+        made = linear().product(some, plain)
+        made += lost
+    else:
+        some = _lifted(rows.T, units, reducer).T
+        plain = _unfolded(sum_rows(columns.reshape(units, -1), reducer), columns.shape[1], len(columns) // units)
+        made = linear().product(rows, columns)
+        lost = made - linear().product(some, plain)
+    return RowSpace(rows=some, made=made, plain=plain, lost=dots(lost, lost), parts=parts)
 
 
 def _pruned(gram: Floats, columns: Floats, kept: Ints, parts: tuple[tuple[int, slice], ...]) -> Normal:
@@ -154,7 +164,7 @@ def _pruned(gram: Floats, columns: Floats, kept: Ints, parts: tuple[tuple[int, s
     inner = linear().picked(gram, kept, kept)
     rest = linear().product(linear().picked(gram, kept, dropped), goes)
     lost = _squares(linear().picked(gram, dropped, dropped), goes)
-    energy = _squares(inner, stays) + 2.0 * _dots(stays, rest) + lost
+    energy = _squares(inner, stays) + 2.0 * dots(stays, rest) + lost
     return Normal(gram=inner, plain=stays, rest=rest, lost=lost, energy=energy, parts=parts)
 
 
@@ -162,15 +172,10 @@ def _squares(gram: Floats, columns: Floats) -> Floats:
     """Compute the diagonal (c,) of Cᵀ G C for symmetric G (h, h) and C (h, c), from little more than half of G."""
     half = len(gram) // 2
     if half < HALF:
-        return _dots(columns, linear().product(gram, columns))
+        return dots(columns, linear().product(gram, columns))
     front, back = slice(None, half), slice(half, None)
-    found = 2.0 * _dots(columns[back], linear().product(gram[back, front], columns[front]))
+    found = 2.0 * dots(columns[back], linear().product(gram[back, front], columns[front]))
     return found + _squares(gram[front, front], columns[front]) + _squares(gram[back, back], columns[back])
-
-
-def _dots(left: Floats, right: Floats) -> Floats:
-    """Compute the dot products of corresponding columns, in float64."""
-    return np.asarray(np.einsum("hc,hc->c", left, right, dtype=np.float64))
 
 
 def _features(units: int, width: int, reducer: Reducer) -> Ints:
@@ -209,16 +214,17 @@ def squared_errors(normal: Normal, step: Floats, lam: float | None = None) -> Fl
         (c,) sums over calibration rows, in squared output units; rounding may leave tiny negative values.
     """
     if lam is None:
-        return np.asarray(normal.lost + _dots(step, normal.product(step) - 2.0 * normal.rest))
-    return np.asarray(normal.lost - _dots(step, normal.rest + lam * (normal.plain + step)))
+        product = linear().product(normal.gram, step)
+        return np.asarray(normal.lost + dots(step, product - 2.0 * normal.rest))
+    return np.asarray(normal.lost - dots(step, normal.rest + lam * (normal.plain + step)))
 
 
-def block_error(systems: list[Normal], steps: list[Floats] | None = None) -> BlockError:
+def block_error(systems: Sequence[Normal | RowSpace], after: Sequence[Floats] | None = None) -> BlockError:
     """Compute the squared output errors of all consumers over their squared outputs.
 
     Args:
         systems: one per probe.
-        steps: change of the weights (h', c) by compensation for each, if there is any.
+        after: (c,) squared errors of each with compensation, if there is any.
 
     Returns:
         Errors as shares (0 is perfect), clipped at 0; None if all outputs are zero.
@@ -230,4 +236,4 @@ def block_error(systems: list[Normal], steps: list[Floats] | None = None) -> Blo
         return max(error / energy, 0.0) if energy > 0.0 else None
 
     plain = share(system.lost for system in systems)
-    return BlockError(plain=plain, compensated=None if steps is None else share(map(squared_errors, systems, steps)))
+    return BlockError(plain=plain, compensated=None if after is None else share(after))

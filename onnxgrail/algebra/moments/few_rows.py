@@ -15,15 +15,16 @@ from onnxgrail.core import Floats
 
 SIDE = 1024  # smaller matrices are not factorized
 SHARE = 4  # columns of the matrix per row that are needed at least
+KEPT = 2  # the same where the rows themselves can be kept, and the matrix need not be summed first
 ENOUGH = 1e-6  # residual of the scaled diagonal at which only noise is left
 BLOCK = 32  # pivots that are chosen together, so that most of the work is matrix products
 WORTH = 0.01  # share of the largest residual that a pivot of the block needs
 NOISE = 1e-4  # largest accepted residual after all rows: sums in float32 leave up to about 1e-5
 
 
-def are_few(count: int, size: int) -> bool:
-    """Return True if `count` rows are few for a matrix of side `size`."""
-    return size >= SIDE and count * SHARE <= size
+def are_few(count: float, size: int, share: int = SHARE) -> bool:
+    """Return True if `count` rows are few for a matrix of side `size`, which has `share` columns per row."""
+    return size >= SIDE and count * share <= size
 
 
 def rows_of(gram: Floats, count: int) -> Floats | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from onnxgrail.algebra.moments.triangles import add_squares, length, unpacked
@@ -118,7 +120,9 @@ class Squares:
         Raises:
             DataError: `rows` has another length than the activation has rows, or a value is not finite.
         """
-        stack = stacked(x, placed, rows)
+        self._include(stacked(x, placed, rows))
+
+    def _include(self, stack: Array) -> None:
         if stack.size:
             self._squares += summed(np.square(stack))
             self._total += summed(stack)
@@ -126,17 +130,40 @@ class Squares:
 
     def take(self, part: Squares) -> None:
         """Add the sums of `part` and empty it."""
-        squares, total, count = part.drain()
+        squares, total, count = part.drain()[:3]
         self._squares += squares
         self._total += total
         self._count += count
 
-    def drain(self) -> tuple[Floats, Floats, int]:
+    def drain(self) -> tuple[Any, ...]:
         """Return sums of squares (h,), `total` (h,) and `count`, and reset the sums."""
         found = self._squares, self._total, self._count
         self._squares, self._total = np.zeros((2, len(self._total)))
         self._count = 0
         return found
+
+
+class Kept(Squares):
+    """Sums like `Squares`, and the rows themselves in float32, for activations of few rows."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self._rows: list[Array] = []
+
+    def _include(self, stack: Array) -> None:
+        super()._include(stack)
+        self._rows.append(stack.transpose(0, 2, 1).astype(np.float32, copy=False).reshape(-1))
+
+    def take(self, part: Squares) -> None:
+        """Add the sums and the rows of `part` and empty it."""
+        if isinstance(part, Kept):
+            self._rows += part._rows
+        super().take(part)
+
+    def drain(self) -> tuple[Any, ...]:
+        """Return what `Squares` returns and the rows as bytes, which a tally appends, and reset all."""
+        rows, self._rows = self._rows, []
+        return *super().drain(), np.concatenate([*rows, np.empty(0, np.float32)]).view(np.uint8)
 
 
 def stacked(x: Array, placed: Probe, rows: Bools | None) -> Array:
@@ -159,7 +186,7 @@ def summed(stack: Array) -> Array:
     return np.asarray(np.ones(len(sums), sums.dtype) @ sums)
 
 
-def stats_of(probe: Probe, gram: Floats, total: Floats, count: int) -> Stats:
+def stats_of(probe: Probe, gram: Floats, total: Floats, count: int, rows: Array | None = None) -> Stats:
     """Return finished sums as `Stats`.
 
     Args:
@@ -167,11 +194,15 @@ def stats_of(probe: Probe, gram: Floats, total: Floats, count: int) -> Stats:
         gram: all of G (h, h), or its diagonal (h,).
         total: (h,) sums of the features.
         count: number of rows.
+        rows: the bytes of the rows, if they are few.
 
     Raises:
         DataError: a sum is not finite.
     """
-    found = Stats(gram=gram, total=total, count=count)
+    kept = None if rows is None else rows.view(np.float32).reshape(-1, probe.width)
+    if kept is not None and not SMALLEST**2 < gram.max() < LARGEST**2:
+        kept = kept.astype(np.float64)
+    found = Stats(gram=gram, total=total, count=count, rows=kept)
     # By the Cauchy-Schwarz inequality the diagonal bounds all elements.
     if not (np.isfinite(found.squares).all() and np.isfinite(total).all()):
         fault = f"second moments of activation {probe.value!r} overflow"

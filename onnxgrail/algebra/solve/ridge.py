@@ -19,11 +19,12 @@ Solver = Callable[[Floats], Floats]
 """Solves one system for many right-hand sides."""
 
 
-def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
+def ridge_solve(gram: Floats, rhs: Floats, lam: float, *, dual: bool = False) -> tuple[Floats, float]:
     """Compute X = (A + λI)⁻¹ B, in float64, or in float32 if A has that type and the solution is good enough.
 
     A float32 solution X̃ is good if Σ (X̃ − X)ᵀ (A + λI) (X̃ − X) is at most 1e-7 of Σ Xᵀ B, over some columns. For a
     regression that is the share of the explained squares that X̃ loses. Refining it would take as long as float64.
+    For the `dual` problem, with A = Z Zᵀ and weights Zᵀ X, this share is at most |R|² / Σ (A X)ᵀ B with the residual R.
 
     Cholesky first; if it fails, λ grows tenfold, at most six times (not from λ = 0); then eigenvalues are raised to
     1e-10 of the largest; then least squares of smallest norm. A Cholesky pivot that is rounding error counts as
@@ -33,6 +34,7 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
         gram: A (k, k), symmetric positive semidefinite up to rounding, float32 or float64.
         rhs: B (k, n).
         lam: λ ≥ 0, in units of A.
+        dual: judge a float32 solution by the weights Zᵀ X.
 
     Returns:
         X (k, n), and the λ that was used: `lam` if Cholesky succeeded at once, otherwise more.
@@ -44,7 +46,7 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float) -> tuple[Floats, float]:
         Golub and Van Loan, Matrix Computations, 4th edition, sections 4.2 (Cholesky) and 5.5 (rank deficiency).
     """
     if gram.dtype == np.float32:
-        solution = _single(gram, rhs, lam)
+        solution = _single(gram, rhs, lam, dual=dual)
         if solution is not None:
             return solution, lam
         gram, rhs = gram.astype(np.float64), rhs.astype(np.float64)
@@ -97,7 +99,7 @@ def ridge_solver(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Sol
     return solve
 
 
-def _single(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
+def _single(gram: Floats, rhs: Floats, lam: float, *, dual: bool) -> Floats | None:
     """Return the solution in float32, or None if some of its columns are not good enough."""
     factor = _factor(gram.copy(), lam)
     solution = None if factor is None else _substituted(factor, rhs)
@@ -105,8 +107,12 @@ def _single(gram: Floats, rhs: Floats, lam: float) -> Floats | None:
         return None
     some = slice(None, None, -(-rhs.shape[1] // SOME) or 1)
     few, goal = solution[:, some].astype(np.float64), rhs[:, some]
-    rest = goal - lam * few - linear().product(gram, few)
-    lost, explained = np.vdot(rest, factor.solve(rest)), np.vdot(few, goal)
+    product = linear().product(gram, few)
+    rest = goal - lam * few - product
+    if dual:
+        lost, explained = np.vdot(rest, rest), np.vdot(product, goal)
+    else:
+        lost, explained = np.vdot(rest, factor.solve(rest)), np.vdot(few, goal)
     return solution if lost <= LOSS * explained else None
 
 

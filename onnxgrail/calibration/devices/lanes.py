@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onnxgrail.algebra.moments.gram import Squares, Sums
+from onnxgrail.algebra.moments.gram import Kept, Squares, Sums
 from onnxgrail.algebra.solve.linear import Host, using
 from onnxgrail.calibration.runtime.session import Session, runtime
 from onnxgrail.calibration.runtime.threads import of_solving
@@ -80,6 +80,8 @@ class HostLane:
 
     def sums(self, probe: Probe) -> Sums | Squares:
         """Return an accumulator of the probe's second moments; products by BLAS."""
+        if probe.few:
+            return Kept(probe)
         return Squares(probe) if probe.alone else Sums(probe)
 
 

@@ -106,7 +106,7 @@ def names(probes: Sequence[Probe]) -> list[str]:
 def same(probe: Probe) -> tuple[object, ...]:
     """Return a key that is equal for probes with equal statistics."""
     where = (probe.value, probe.also, probe.axis, probe.inside)
-    return (*where, probe.pooled, probe.alone, probe.index.shape, probe.index.tobytes())
+    return (*where, probe.pooled, probe.alone, probe.few, probe.index.shape, probe.index.tobytes())
 
 
 def paired(probe: Probe, kept: Ints) -> Probe:

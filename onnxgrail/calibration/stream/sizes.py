@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
+
+from onnxgrail.algebra.moments.few_rows import KEPT, are_few
 from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Probe
 from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.machine.device import device_of
 
 
 def scale_of(batches: Batches, survey: Survey) -> float:
@@ -25,6 +31,18 @@ def rows_per_sample(probe: Probe, survey: Survey, samples: int) -> float:
     """Return the number of rows that a probe reads in one of the `samples` of the traced run."""
     shape = survey.facts.shapes[probe.value]
     return math.prod(shape) / max(probe.width if probe.pooled else shape[probe.axis], 1) / samples
+
+
+def rows_of_all(probe: Probe, prepared: Prepared) -> float:
+    """Return the number of rows that a probe reads over all samples."""
+    return rows_per_sample(probe, prepared.survey, prepared.samples) * prepared.batches.samples
+
+
+def are_kept(probe: Probe, prepared: Prepared, providers: Sequence[str]) -> bool:
+    """Return True if the rows of a probe are so few that keeping them costs less than products; never on a GPU."""
+    plain = not probe.inside and not probe.also and device_of(providers).kind == "cpu"
+    kind = prepared.survey.facts.dtypes.get(probe.value)
+    return plain and kind in (np.float32, np.float16) and are_few(rows_of_all(probe, prepared), probe.width, KEPT)
 
 
 def bytes_left(survey: Survey, name: str, ledger: Ledger, scale: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,15 @@ class Totals:
         Raises:
             DataError: a sum is not finite.
         """
-        parts = iter(self._tally.total())
-        return tuple(
-            stats_of(probe, gram if probe.alone else unpacked(gram, probe.width), total, int(count[0]))
-            for probe, gram, total, count in zip(self._probes, parts, parts, parts, strict=False)
-        )
+        sums = iter(self._tally.total())
+        parts = [list(islice(sums, 4 if probe.few else 3)) for probe in self._probes]
+        return tuple(_stats(probe, *part) for probe, part in zip(self._probes, parts, strict=True) if part)
 
 
-def _arrays(leaf: Any) -> tuple[Array, Floats, Floats]:
-    half, total, count = leaf.drain()
-    return half, total, np.array([count], np.float64)
+def _arrays(leaf: Any) -> tuple[Array, ...]:
+    half, total, count, *rows = leaf.drain()
+    return half, total, np.array([count], np.float64), *rows
+
+
+def _stats(probe: Probe, gram: Array, total: Floats, count: Floats, rows: Array | None = None) -> Stats:
+    return stats_of(probe, gram if probe.alone else unpacked(gram, probe.width), total, int(count[0]), rows)

@@ -123,7 +123,7 @@ class Tally:
         self._leaf: Node | None = None
 
     def add(self, number: int, arrays: Iterable[Array]) -> None:
-        """Add the arrays of batch `number`: always as many arrays, float32 or float64, each of the same shape or empty.
+        """Add the arrays of batch `number`: always as many arrays, each of the same shape or empty; bytes are appended.
 
         Batches come in order, each once.  The tally takes ownership of the arrays.
         """
@@ -183,9 +183,14 @@ def _accumulate(node: Node, arrays: Iterable[Array]) -> None:
 
 
 def _plus(total: Array, other: Array) -> Array:
-    """Add, in place if both arrays have the same type, if both hold values; else return the one that does."""
+    """Add, in place if both arrays have the same type, if both hold values; else return the one that does.
+
+    Bytes are appended.
+    """
     if not total.size or not other.size:
         return total if total.size else other
+    if total.dtype == np.uint8:
+        return np.concatenate([total, other])
     return np.add(total, other.reshape(total.shape), out=total if total.dtype == other.dtype else None)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from onnxgrail.algebra.fit.normal import Normal, normals, squared_errors
+from onnxgrail.algebra.fit.normal import Normal, normals
+from onnxgrail.algebra.fit.row_space import RowSpace
 from onnxgrail.algebra.narrow import plain_weights
 from onnxgrail.core import BlockError, Change, Floats, Outcome, Reducer, View
 from onnxgrail.errors import UsageError
@@ -86,22 +88,20 @@ class Fit:
     error: float
 
 
-def fit(normal: Normal, alpha: float) -> Fit:
+def fit(normal: Normal | RowSpace, alpha: float) -> Fit:
     """Compute the compensated weights of the consumers of one probe; none of them gets worse than plain.
 
     Args:
         normal: their normal equations.
         alpha: ridge parameter as a share of the mean diagonal, α ≥ 0.
     """
-    diagonal = np.diagonal(normal.gram)
+    diagonal = normal.diagonal
     alive = diagonal > DEAD * diagonal.mean()
     weights, plain = normal.plain.copy(), float(normal.lost.sum())
     if not alive.any():
         return Fit(weights=weights, better=frozenset(), damped=False, plain=plain, error=plain)
     lam = alpha * float(diagonal.mean())
-    step = np.zeros(weights.shape, normal.rest.dtype)
-    step[alive], used = normal.solution(alive, lam)
-    after = squared_errors(normal, step, lam if used == lam else None)
+    step, used, after = normal.solution(alive, lam)
     better = set()
     for number, part in normal.parts:
         # Written so that NaN counts as worse.
@@ -119,7 +119,7 @@ def fit(normal: Normal, alpha: float) -> Fit:
     )
 
 
-def _error(systems: list[Normal], fits: list[Fit]) -> BlockError:
+def _error(systems: Sequence[Normal | RowSpace], fits: list[Fit]) -> BlockError:
     """Compute squared errors of all consumers over their squared outputs; None if all outputs are zero."""
     energy = sum(float(system.energy.sum()) for system in systems)
     if energy <= 0.0:
