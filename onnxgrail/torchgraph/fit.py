@@ -19,10 +19,9 @@ import torch
 
 from onnxgrail.core import Array, Bools
 from onnxgrail.torchgraph.call import Tensor, as_array, as_tensor
-from onnxgrail.torchgraph.guard import check
-from onnxgrail.torchgraph.program import Program, program_of, tensors
+from onnxgrail.torchgraph.guard import agree
+from onnxgrail.torchgraph.program import Program, tensors, trainable
 
-HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 WARM = 0.05  # share of all steps in which the learning rate warms up
 PARTS = (0.4, 0.6, 0.8)  # step lengths on the line from the initial weights to the best ones
 LOOKS = 10  # most times that a descent is evaluated on held-out batches, unless its time is limited
@@ -118,12 +117,10 @@ def fit(
         UnsupportedOpError: an operator without gradient.
         ModelError: torch and ONNX Runtime disagree.
     """
-    initializers = piece.graph.initializers
-    half = any(v.dtype in HALF for v in initializers.values())
-    program = program_of(piece, floats=torch.float32 if half else None)
-    _same(program, samples.learnt[0](), expected, piece.graph.name or "the model")
+    program = trainable(piece)
+    agree(program, samples.learnt[0]().inputs, expected, piece.graph.name or "the model")
     energy = _energy(samples.learnt[: settings.each], settings)
-    fitted = _Fitted(program, {n: initializers[n] for n in names}, settings, energy)
+    fitted = _Fitted(program, {n: piece.graph.initializers[n] for n in names}, settings, energy)
     fitted.begin(0.0)
     before = fitted.error(samples.held, fitted.weights)
     started, epochs = time.perf_counter(), 0
@@ -202,11 +199,6 @@ def _shuffled(count: int, seed: int) -> Iterator[int]:
 def _share(done: float) -> float:
     """Return the share of the full learning rate: linear warm-up, then cosine decay."""
     return done / WARM if done < WARM else 0.5 + 0.5 * math.cos(math.pi * (done - WARM) / (1 - WARM))
-
-
-def _same(program: Program, first: Batch, expected: Mapping[str, Array], name: str) -> None:
-    with torch.no_grad():
-        check(program.run(tensors(first.inputs, program.floats), list(expected)), expected, name)
 
 
 def _energy(batches: Batches, settings: Settings) -> dict[str, float]:

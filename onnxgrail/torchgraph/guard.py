@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
 from onnxgrail.torchgraph.call import Tensor, as_array
+from onnxgrail.torchgraph.program import Program, tensors
 
 LIMIT = {2: 3e-2, 4: 1e-3, 8: 1e-6}  # by bytes per element of the model's dtype
 
@@ -30,6 +32,16 @@ def check(found: Mapping[str, Tensor], expected: Mapping[str, Array], name: str)
         if not gap <= limit:
             raise _differ(name, value, f"a relative difference of {gap:.1e}")
     return worst
+
+
+def agree(program: Program, inputs: Mapping[str, Array], expected: Mapping[str, Array], name: str) -> None:
+    """Run a program on inputs, and check its values.
+
+    Raises:
+        ModelError: torch and ONNX Runtime disagree.
+    """
+    with torch.no_grad():
+        check(program.run(tensors(inputs, program.floats), list(expected)), expected, name)
 
 
 def distance(got: Array, wanted: Array) -> float:

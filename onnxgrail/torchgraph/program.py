@@ -15,6 +15,8 @@ from onnxgrail.graph.trace.facts import bodies, key
 from onnxgrail.torchgraph.call import Call, Function, Tensor, as_tensor, unsupported
 from onnxgrail.torchgraph.ops import find
 
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Step:
@@ -117,6 +119,16 @@ def program_of(model: ir.Model, *, floats: torch.dtype | None = None) -> Program
     }
     outputs = tuple(v.name or "" for v in model.graph.outputs)
     return Program(steps=steps, weights=weights, outputs=outputs, floats=floats)
+
+
+def trainable(model: ir.Model) -> Program:
+    """Convert a model as `program_of` does; weights of half precision become float32, in which gradients do not vanish.
+
+    Raises:
+        UnsupportedOpError: an operator without gradient.
+    """
+    half = any(value.dtype in HALF for value in model.graph.initializers.values())
+    return program_of(model, floats=torch.float32 if half else None)
 
 
 def tensors(feeds: Mapping[str, Array], floats: torch.dtype | None = None) -> dict[str, Tensor]:

@@ -9,9 +9,9 @@ import onnx_ir as ir
 import torch
 
 from onnxgrail.core import Array, Bools, Floats
-from onnxgrail.torchgraph.fit import HALF, shown
+from onnxgrail.torchgraph.fit import shown
 from onnxgrail.torchgraph.guard import check
-from onnxgrail.torchgraph.program import program_of, tensors
+from onnxgrail.torchgraph.program import tensors, trainable
 
 Sample = tuple[Mapping[str, Array], Bools | None]
 
@@ -31,8 +31,7 @@ def gradient_sizes(
         UnsupportedOpError: an operator without gradient.
         ModelError: torch and ONNX Runtime disagree.
     """
-    half = any(v.dtype in HALF for v in piece.graph.initializers.values())
-    program = program_of(piece, floats=torch.float32 if half else None)
+    program = trainable(piece)
     weights = {n: program.weights[n].detach().clone().requires_grad_() for n in names}
     sums = {n: torch.zeros_like(w, dtype=torch.float64) for n, w in weights.items()}
     count = 0

@@ -12,9 +12,9 @@ import torch
 from onnxgrail.core import Array, Bools, Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.torchgraph.call import Tensor, as_array
-from onnxgrail.torchgraph.fit import HALF, divergence, shown
-from onnxgrail.torchgraph.guard import check
-from onnxgrail.torchgraph.program import program_of, tensors
+from onnxgrail.torchgraph.fit import divergence, shown
+from onnxgrail.torchgraph.guard import agree
+from onnxgrail.torchgraph.program import tensors, trainable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,10 +82,8 @@ def slopes(
         UnsupportedOpError: an operator without gradient.
         ModelError: torch and ONNX Runtime disagree, or the loss is not finite.
     """
-    half = any(v.dtype in HALF for v in model.graph.initializers.values())
-    program = program_of(model, floats=torch.float32 if half else None)
-    with torch.no_grad():
-        check(program.run(tensors(data.feeds[0](), program.floats), list(expected)), expected, "the model")
+    program = trainable(model)
+    agree(program, data.feeds[0](), expected, "the model")
     weights = {n: (loss.share * program.weights[n].detach()).requires_grad_() for n in names}
     whole = loss.share < 1 and loss.ids is None
     total = 0.0

@@ -18,10 +18,6 @@ from onnxgrail.torchgraph.ops.pointwise import TABLE as POINTWISE
 EPSILON = 1e-12  # default of skip and embedding normalization
 
 
-def _with(call: Call, **attributes: Any) -> Call:
-    return dataclasses.replace(call, attributes={**call.attributes, **attributes})
-
-
 def _matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """Multiply matrices that may be transposed.
 
@@ -59,24 +55,18 @@ def _conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None, added: Tens
     return _activated(call, y, dict(zip(names, parameters, strict=False)))
 
 
-def _skip_norm(
-    call: Call,
-    x: Tensor,
-    skip: Tensor,
-    scale: Tensor,
-    shift: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:
-    total = x + skip if bias is None else x + skip + bias
-    inner = dataclasses.replace(_with(call, epsilon=call.get("epsilon", EPSILON)), wanted=(True,))
-    return layer_norm(inner, total, scale, shift)[0], None, None, total
+def _normed(norm: Function, call: Call, x: Tensor, *weights: Tensor | None) -> Any:
+    """Normalize by an operator of the standard with this node's epsilon; of its outputs only the first is used."""
+    attributes = {"epsilon": EPSILON, **call.attributes}
+    return norm(dataclasses.replace(call, attributes=attributes, wanted=(True,)), x, *weights)[0]
 
 
-def _skip_rms(
-    call: Call, x: Tensor, skip: Tensor, scale: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor | None, ...]:
+def _skip_norm(call: Call, x: Tensor, skip: Tensor, scale: Tensor, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
+    plain = call.op == "SkipSimplifiedLayerNormalization"  # has no shift
+    shift, bias = filled([None, *rest] if plain else rest, 2)
     total = x + skip if bias is None else x + skip + bias
-    return rms_norm(_with(call, epsilon=call.get("epsilon", EPSILON)), total, scale)[0], None, None, total
+    weights = (scale,) if plain else (scale, shift)
+    return _normed(rms_norm if plain else layer_norm, call, total, *weights), None, None, total
 
 
 def _embed(call: Call, *inputs: Tensor | None) -> tuple[Tensor, ...]:
@@ -85,22 +75,9 @@ def _embed(call: Call, *inputs: Tensor | None) -> tuple[Tensor, ...]:
     total = words[ids.long()] + places[at]
     if kinds is not None and segments is not None:
         total = total + kinds[segments.long()]
-    inner = dataclasses.replace(_with(call, epsilon=call.get("epsilon", EPSILON)), wanted=(True,))
-    y = layer_norm(inner, total, scale, shift)[0]
+    y = _normed(layer_norm, call, total, scale, shift)
     count = torch.zeros(len(ids), dtype=torch.int32) if mask is None else mask.sum(1).to(torch.int32)
     return y, count, total
-
-
-def _bias_gelu(_: Call, x: Tensor, bias: Tensor) -> Tensor:
-    return nn.gelu(x + bias)
-
-
-def _fast_gelu(_: Call, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    return nn.gelu(x if bias is None else x + bias, approximate="tanh")
-
-
-def _quick_gelu(call: Call, x: Tensor) -> Tensor:
-    return x * torch.sigmoid(call.get("alpha", 1.702) * x)
 
 
 TABLE: dict[str, Function] = {
@@ -109,10 +86,10 @@ TABLE: dict[str, Function] = {
     "FusedGemm": _gemm,
     "FusedConv": _conv,
     "SkipLayerNormalization": _skip_norm,
-    "SkipSimplifiedLayerNormalization": _skip_rms,
+    "SkipSimplifiedLayerNormalization": _skip_norm,
     "EmbedLayerNormalization": _embed,
     "Gelu": lambda _, x: nn.gelu(x),
-    "BiasGelu": _bias_gelu,
-    "FastGelu": _fast_gelu,
-    "QuickGelu": _quick_gelu,
+    "BiasGelu": lambda _, x, bias: nn.gelu(x + bias),
+    "FastGelu": lambda _, x, bias=None: nn.gelu(x if bias is None else x + bias, approximate="tanh"),
+    "QuickGelu": lambda call, x: x * torch.sigmoid(call.get("alpha", 1.702) * x),
 }

@@ -24,10 +24,6 @@ def _flatten(call: Call, x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
-def _transpose(call: Call, x: Tensor) -> Tensor:
-    return x.permute(call.get("perm", list(range(x.ndim))[::-1]))
-
-
 def _squeeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
     chosen = call.get("axes") if axes is None else numbers(axes)
     return x.squeeze() if chosen is None else x.squeeze(tuple(chosen))
@@ -39,10 +35,6 @@ def _unsqueeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
     for axis in sorted(a % rank for a in chosen):
         x = x.unsqueeze(axis)
     return x
-
-
-def _concat(call: Call, *inputs: Tensor) -> Tensor:
-    return torch.cat(inputs, call.get("axis", 1))
 
 
 def _split(call: Call, x: Tensor, sizes: Tensor | None = None) -> Sequence[Tensor]:
@@ -77,19 +69,6 @@ def _slice(
         else:
             x = x.index_select(axis, torch.tensor(list(places), dtype=torch.int64, device=x.device))
     return x
-
-
-def _expand(_: Call, x: Tensor, shape: Tensor) -> Tensor:
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(numbers(shape))))
-
-
-def _tile(_: Call, x: Tensor, repeats: Tensor) -> Tensor:
-    return x.repeat(numbers(repeats))
-
-
-def _trilu(call: Call, x: Tensor, k: Tensor | None = None) -> Tensor:
-    diagonal = 0 if k is None else int(k)
-    return torch.triu(x, diagonal) if call.get("upper", 1) else torch.tril(x, diagonal)
 
 
 def _reflected(place: Tensor, size: int) -> Tensor:
@@ -169,15 +148,15 @@ def _reverse(call: Call, x: Tensor, lengths: Tensor) -> Tensor:
 TABLE: dict[str, Function] = {
     "Reshape": _reshape,
     "Flatten": _flatten,
-    "Transpose": _transpose,
+    "Transpose": lambda call, x: x.permute(call.get("perm", list(range(x.ndim))[::-1])),
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
-    "Concat": _concat,
+    "Concat": lambda call, *inputs: torch.cat(inputs, call.get("axis", 1)),
     "Split": _split,
     "Slice": _slice,
-    "Expand": _expand,
-    "Tile": _tile,
-    "Trilu": _trilu,
+    "Expand": lambda _, x, shape: x.expand(torch.broadcast_shapes(x.shape, tuple(numbers(shape)))),
+    "Tile": lambda _, x, repeats: x.repeat(numbers(repeats)),
+    "Trilu": lambda call, x, k=None: (torch.triu if call.get("upper", 1) else torch.tril)(x, int(k or 0)),
     "Pad": _pad,
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,20 +14,19 @@ from onnxgrail.torchgraph.call import Call, Function, Tensor
 SINGLE = 1  # stash_type: statistics in float32
 
 
-def _softmax(call: Call, x: Tensor) -> Tensor:
-    function = nn.log_softmax if call.op == "LogSoftmax" else nn.softmax
-    if call.version < 13:  # before opset 13, all axes from `axis` on form one
-        axis = call.get("axis", 1) % x.ndim
-        return function(x.reshape(math.prod(x.shape[:axis]), -1), 1).reshape(x.shape)
-    return function(x, call.get("axis", -1))
+def _rows(function: Callable[[Tensor, int], Tensor]) -> Function:
+    """Return the operator of a function along an axis; before opset 13, all axes from that one on form one."""
+
+    def along(call: Call, x: Tensor) -> Tensor:
+        if call.version >= 13:
+            return function(x, call.get("axis", -1))
+        rows = math.prod(x.shape[: call.get("axis", 1) % x.ndim])
+        return function(x.reshape(rows, -1), 1).reshape(x.shape)
+
+    return along
 
 
-def _hardmax(call: Call, x: Tensor) -> Tensor:
-    if call.version < 13:
-        axis = call.get("axis", 1) % x.ndim
-        flat = x.reshape(math.prod(x.shape[:axis]), -1)
-        return torch.zeros_like(flat).scatter(1, flat.argmax(1, keepdim=True), 1.0).reshape(x.shape)
-    axis = call.get("axis", -1)
+def _hardmax(x: Tensor, axis: int) -> Tensor:
     return torch.zeros_like(x).scatter(axis, x.argmax(axis, keepdim=True), 1.0)
 
 
@@ -111,9 +111,9 @@ def _dropout(call: Call, x: Tensor, ratio: Tensor | None = None, training: Tenso
 
 
 TABLE: dict[str, Function] = {
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
-    "Hardmax": _hardmax,
+    "Softmax": _rows(nn.softmax),
+    "LogSoftmax": _rows(nn.log_softmax),
+    "Hardmax": _rows(_hardmax),
     "LayerNormalization": layer_norm,
     "RMSNormalization": rms_norm,
     "GroupNormalization": _group_norm,

@@ -60,10 +60,6 @@ def _scatter_elements(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -
     return x.scatter_reduce(axis, place, updates, REDUCED[how], include_self=True)
 
 
-def _non_zero(_: Call, x: Tensor) -> Tensor:
-    return torch.nonzero(x).T
-
-
 def _compress(call: Call, x: Tensor, condition: Tensor) -> Tensor:
     axis = call.get("axis")
     x = x.flatten() if axis is None else x
@@ -77,6 +73,6 @@ TABLE: dict[str, Function] = {
     "ScatterND": _scatter_nd,
     "ScatterElements": _scatter_elements,
     "Scatter": _scatter_elements,
-    "NonZero": _non_zero,
+    "NonZero": lambda _, x: torch.nonzero(x).T,
     "Compress": _compress,
 }

@@ -11,25 +11,9 @@ from torch.nn import functional as nn
 from onnxgrail.torchgraph.call import Call, Function, Tensor, plain
 
 
-def _div(_: Call, x: Tensor, y: Tensor) -> Tensor:
-    return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
-
-
-def _pow(_: Call, x: Tensor, y: Tensor) -> Tensor:
-    return torch.pow(x, y.to(x.dtype) if x.is_floating_point() else y).to(x.dtype)
-
-
-def _mod(call: Call, x: Tensor, y: Tensor) -> Tensor:
-    return torch.fmod(x, y) if call.get("fmod", 0) else torch.remainder(x, y)
-
-
 def _chain(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
     """Return an operator of any number of operands."""
     return lambda _, *inputs: functools.reduce(function, inputs)
-
-
-def _mean(_: Call, *inputs: Tensor) -> Tensor:
-    return functools.reduce(torch.add, inputs) / len(inputs)
 
 
 def _clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
@@ -38,18 +22,6 @@ def _clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None 
         for name, bound in (("min", low), ("max", high))
     ]
     return x if bounds == [None, None] else torch.clamp(x, *bounds)
-
-
-def _cast(call: Call, x: Tensor) -> Tensor:
-    return x.to(call.dtype(call.get("to")))
-
-
-def _cast_like(_: Call, x: Tensor, y: Tensor) -> Tensor:
-    return x.to(y.dtype)
-
-
-def _shift(call: Call, x: Tensor, y: Tensor) -> Tensor:
-    return torch.bitwise_left_shift(x, y) if call.get("direction") == "LEFT" else torch.bitwise_right_shift(x, y)
 
 
 def _is_inf(call: Call, x: Tensor) -> Tensor:
@@ -64,32 +36,12 @@ def _selu(call: Call, x: Tensor) -> Tensor:
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
 
 
-def _hard_sigmoid(call: Call, x: Tensor) -> Tensor:
-    return (call.get("alpha", 0.2) * x + call.get("beta", 0.5)).clamp(0, 1)
-
-
-def _thresholded(call: Call, x: Tensor) -> Tensor:
-    return torch.where(x > call.get("alpha", 1.0), x, torch.zeros_like(x))
-
-
 def _shrink(call: Call, x: Tensor) -> Tensor:
     bias, edge = call.get("bias", 0.0), call.get("lambd", 0.5)
     return torch.where(x < -edge, x + bias, torch.where(x > edge, x - bias, torch.zeros_like(x))).to(x.dtype)
 
 
-def _prelu(_: Call, x: Tensor, slope: Tensor) -> Tensor:
-    return torch.where(x < 0, x * slope, x)
-
-
-def _where(_: Call, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(condition, x, y)
-
-
-def gelu(call: Call, x: Tensor) -> Tensor:
-    """Compute GELU, exactly or approximated by tanh."""
-    return nn.gelu(x, approximate=call.get("approximate", "none"))
-
-
+SHIFTS = {"LEFT": torch.bitwise_left_shift, "RIGHT": torch.bitwise_right_shift}
 UNARY = {
     "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
     "Atan": torch.atan, "Atanh": torch.atanh, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh,
@@ -107,27 +59,27 @@ BINARY = {
 }  # fmt: skip
 TABLE: dict[str, Function] = {
     **{name: plain(function) for name, function in (UNARY | BINARY).items()},
-    "Div": _div,
-    "Pow": _pow,
-    "Mod": _mod,
-    "BitShift": _shift,
+    "Div": lambda _, x, y: x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc"),
+    "Pow": lambda _, x, y: torch.pow(x, y.to(x.dtype) if x.is_floating_point() else y).to(x.dtype),
+    "Mod": lambda call, x, y: (torch.fmod if call.get("fmod", 0) else torch.remainder)(x, y),
+    "BitShift": lambda call, x, y: SHIFTS[call.get("direction")](x, y),
     "Min": _chain(torch.minimum),
     "Max": _chain(torch.maximum),
     "Sum": _chain(torch.add),
-    "Mean": _mean,
+    "Mean": lambda _, *inputs: functools.reduce(torch.add, inputs) / len(inputs),
     "Clip": _clip,
-    "Cast": _cast,
-    "CastLike": _cast_like,
+    "Cast": lambda call, x: x.to(call.dtype(call.get("to"))),
+    "CastLike": lambda _, x, y: x.to(y.dtype),
     "IsInf": _is_inf,
-    "Where": _where,
-    "Gelu": gelu,
+    "Where": plain(torch.where),
+    "Gelu": lambda call, x: nn.gelu(x, approximate=call.get("approximate", "none")),
     "Swish": lambda call, x: x * torch.sigmoid(call.get("alpha", 1.0) * x),
     "LeakyRelu": lambda call, x: nn.leaky_relu(x, call.get("alpha", 0.01)),
     "Elu": lambda call, x: torch.where(x > 0, x, call.get("alpha", 1.0) * torch.expm1(x.clamp(max=0))),
     "Celu": lambda call, x: nn.celu(x, call.get("alpha", 1.0)),
     "Selu": _selu,
-    "HardSigmoid": _hard_sigmoid,
-    "ThresholdedRelu": _thresholded,
+    "HardSigmoid": lambda call, x: (call.get("alpha", 0.2) * x + call.get("beta", 0.5)).clamp(0, 1),
+    "ThresholdedRelu": lambda call, x: torch.where(x > call.get("alpha", 1.0), x, torch.zeros_like(x)),
     "Shrink": _shrink,
-    "PRelu": _prelu,
+    "PRelu": lambda _, x, slope: torch.where(x < 0, x * slope, x),
 }

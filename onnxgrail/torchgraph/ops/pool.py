@@ -13,7 +13,10 @@ from onnxgrail.torchgraph.ops.conv import FORWARD, padded, sides
 MAXIMA = (nn.max_pool1d, nn.max_pool2d, nn.max_pool3d)
 
 
-def _window(call: Call, x: Tensor) -> tuple[list[int], list[int], list[int], list[tuple[int, int]]]:
+Window = tuple[list[int], list[int], list[int]]  # kernel, strides and dilations
+
+
+def _window(call: Call, x: Tensor) -> tuple[Window, list[tuple[int, int]]]:
     """Return kernel, strides, dilations, and pads, enlarged at the end if the last window exceeds the input."""
     kernel = list(call.get("kernel_shape"))
     strides, dilations = (list(call.get(name, [1] * len(kernel))) for name in ("strides", "dilations"))
@@ -26,13 +29,13 @@ def _window(call: Call, x: Tensor) -> tuple[list[int], list[int], list[int], lis
             if (count - 1) * stride >= size + before:  # a window that begins in the end padding does not count
                 count -= 1
             pads[axis] = before, after + max((count - 1) * stride + reach - size - before - after, 0)
-    return kernel, strides, dilations, pads
+    return (kernel, strides, dilations), pads
 
 
 def _max_pool(call: Call, x: Tensor) -> Tensor:
     if any(call.wanted[1:]):
         raise call.unsupported("with indices")
-    kernel, strides, dilations, pads = _window(call, x)
+    (kernel, strides, dilations), pads = _window(call, x)
     numbers = x if x.is_floating_point() else x.float()
     lowest = -math.inf if x.is_floating_point() else float(torch.iinfo(x.dtype).min)
     function = MAXIMA[len(kernel) - 1]
@@ -40,28 +43,28 @@ def _max_pool(call: Call, x: Tensor) -> Tensor:
 
 
 def _average_pool(call: Call, x: Tensor) -> Tensor:
-    kernel, strides, dilations, pads = _window(call, x)
-
-    def total(t: Tensor) -> Tensor:
-        ones = torch.ones((t.shape[1], 1, *kernel), dtype=t.dtype, device=t.device)
-        return FORWARD[len(kernel) - 1](t, ones, None, strides, 0, dilations, t.shape[1])
-
+    window, pads = _window(call, x)
     counted = torch.ones_like(x[:1, :1])
     if call.get("count_include_pad", 0):  # the model's padding counts, additional padding of ceil_mode does not
-        own = sides(call, x.shape[2:], kernel)
+        own = sides(call, x.shape[2:], window[0])
         more = [(b - o, a - p) for (b, a), (o, p) in zip(pads, own, strict=True)]
         counted = padded(padded(counted, own, 1.0), more)
     else:
         counted = padded(counted, pads)
-    return total(padded(x, pads)) / total(counted)
+    return _total(padded(x, pads), window) / _total(counted, window)
+
+
+def _total(x: Tensor, window: Window) -> Tensor:
+    """Return the sum over every window of each channel."""
+    kernel, strides, dilations = window
+    ones = torch.ones((x.shape[1], 1, *kernel), dtype=x.dtype, device=x.device)
+    return FORWARD[len(kernel) - 1](x, ones, None, strides, 0, dilations, x.shape[1])
 
 
 def _lp_pool(call: Call, x: Tensor) -> Tensor:
     power = call.get("p", 2)
-    kernel, strides, dilations, pads = _window(call, x)
-    ones = torch.ones((x.shape[1], 1, *kernel), dtype=x.dtype, device=x.device)
-    sums = FORWARD[len(kernel) - 1](padded(x.abs() ** power, pads), ones, None, strides, 0, dilations, x.shape[1])
-    return sums ** (1 / power)
+    window, pads = _window(call, x)
+    return _total(padded(x.abs() ** power, pads), window) ** (1 / power)
 
 
 def _spatial(x: Tensor) -> list[int]:

@@ -29,14 +29,6 @@ def _filled(call: Call, shape: Tensor) -> Tensor:
     return value.reshape(()).expand(numbers(shape)).clone()
 
 
-def _shape(call: Call, x: Tensor) -> Tensor:
-    return torch.tensor(list(x.shape)[call.get("start", 0) : call.get("end")], dtype=torch.int64)
-
-
-def _range(_: Call, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    return torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
-
-
 def _eye(call: Call, x: Tensor) -> Tensor:
     code, k = call.get("dtype"), call.get("k", 0)
     dtype = x.dtype if code is None else call.dtype(code)
@@ -62,9 +54,9 @@ def _window(kind: Any) -> Function:
 TABLE: dict[str, Function] = {
     "Constant": _constant,
     "ConstantOfShape": _filled,
-    "Shape": _shape,
+    "Shape": lambda call, x: torch.tensor(x.shape[call.get("start", 0) : call.get("end")], dtype=torch.int64),
     "Size": lambda _, x: torch.tensor(x.numel(), dtype=torch.int64),
-    "Range": _range,
+    "Range": lambda _, start, *to: torch.arange(start.item(), *(t.item() for t in to), dtype=start.dtype),
     "EyeLike": _eye,
     "OneHot": _one_hot,
     "HannWindow": _window(torch.hann_window),
