@@ -1,4 +1,4 @@
-"""Read the attributes of ONNX nodes as plain Python values, with the operator's default for a missing attribute.
+"""Read names and attributes of ONNX nodes as plain Python values, with the operator's default for what is missing.
 
 An attribute of the wrong type counts as missing: it is read before the runtime has refused the node.
 """
@@ -11,6 +11,16 @@ import onnx_ir as ir
 
 MICROSOFT = "com.microsoft"  # domain of the operators that ONNX Runtime adds
 NUMBERS = (ir.AttributeType.INT, ir.AttributeType.FLOAT)
+
+
+def names_of(values: Iterable[ir.Value | None]) -> list[str]:
+    """Return the names of values, '' for those that are absent or have none."""
+    return [(value.name or "") if value is not None else "" for value in values]
+
+
+def name_of(node: ir.Node, operand: int) -> str:
+    """Return the name of an input, '' if absent."""
+    return names_of(node.inputs[operand : operand + 1])[0] if 0 <= operand < len(node.inputs) else ""
 
 
 def integer(node: ir.Node, name: str, default: int = 0) -> int:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from onnxgrail.core import Array
+from onnxgrail.graph.attributes import names_of
 from onnxgrail.graph.trace.facts import bodies, key
 from onnxgrail.torchgraph.call import Call, Function, Tensor, as_tensor, unsupported
 from onnxgrail.torchgraph.ops import find
@@ -117,7 +118,7 @@ def program_of(model: ir.Model, *, floats: torch.dtype | None = None) -> Program
         for name, value in model.graph.initializers.items()
         if value.const_value is not None and name in used and value.const_value.dtype != ir.DataType.STRING
     }
-    outputs = tuple(v.name or "" for v in model.graph.outputs)
+    outputs = tuple(names_of(model.graph.outputs))
     return Program(steps=steps, weights=weights, outputs=outputs, floats=floats)
 
 
@@ -141,7 +142,7 @@ def _step(node: ir.Node, versions: Mapping[str, int], floats: torch.dtype | None
     function = find(domain, node.op_type)
     if function is None or bodies(node):
         raise unsupported(domain, node.op_type, key(node))
-    outputs = tuple(v.name or "" for v in node.outputs)
+    outputs = tuple(names_of(node.outputs))
     call = Call(
         op=node.op_type,
         domain=domain,
@@ -155,7 +156,7 @@ def _step(node: ir.Node, versions: Mapping[str, int], floats: torch.dtype | None
         attributes={name: _plain(attribute, floats) for name, attribute in node.attributes.items()},
         floats=floats,
     )
-    inputs = [(v.name or "") if v is not None else "" for v in node.inputs]
+    inputs = names_of(node.inputs)
     while inputs and not inputs[-1]:
         inputs.pop()
     return Step(call=call, function=function, inputs=tuple(inputs), outputs=outputs)

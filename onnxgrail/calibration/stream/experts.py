@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Bools, Feed, Floats
+from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.facts import key
-from onnxgrail.graph.trace.mixture import INPUT, ROUTER, Matrix, Mixture, mixture_of, name_of
+from onnxgrail.graph.trace.mixture import INPUT, ROUTER, Matrix, Mixture, mixture_of
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import integer, name_of, names_of
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.labels import narrowed_shape
-from onnxgrail.graph.trace.mixture import INPUT, MIXTURES, mixture_of, name_of
+from onnxgrail.graph.trace.mixture import INPUT, MIXTURES, mixture_of
 from onnxgrail.graph.trace.survey import Holding, Survey
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
@@ -118,7 +118,7 @@ def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
 
 
 def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None) -> int:
-    names = [v.name or "" if v is not None else "" for v in node.inputs]
+    names = names_of(node.inputs)
     output = key(node)
     known = output in survey.facts.shapes and all(not n or n in survey.facts.shapes for n in names[:4])
     if node.op_type not in PRODUCTS or not known:

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.core import Array
-from onnxgrail.graph.attributes import integer, integers
+from onnxgrail.graph.attributes import integer, integers, names_of
 from onnxgrail.graph.cost.counting import PRODUCTS, node_macs
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.trace.facts import Facts, bodies, captures, key
@@ -40,7 +40,7 @@ def _inside(node: ir.Node, facts: Facts, model: ir.Model) -> int | None:
 
 def _ports(node: ir.Node, facts: Facts, model: ir.Model) -> tuple[int, list[Port]] | None:
     """Return how often a body runs, and the dtypes and shapes of its inputs."""
-    names = [value.name or "" if value is not None else "" for value in node.inputs]
+    names = names_of(node.inputs)
     if node.op_type == "If":
         return 1, []
     count = integer(node, "num_scan_inputs") if node.op_type == "Scan" else 0

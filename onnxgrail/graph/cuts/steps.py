@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import text
+from onnxgrail.graph.attributes import names_of, text
 from onnxgrail.graph.flatten.branches import scope_of
 from onnxgrail.graph.trace.facts import RANDOM, Facts, bodies, captures, is_choice, key
 from onnxgrail.graph.trace.sizes import arithmetic
@@ -173,8 +173,7 @@ def held(model: ir.Model, some: Collection[Step], facts: Facts, tried: Collectio
         if not stays:
             model.graph.remove(node, safe=True)
             continue
-        for position, source in enumerate(node.inputs):
-            name = (source.name or "") if source is not None else ""
+        for position, name in enumerate(names_of(node.inputs)):
             if any(name in step.reads for step in tried):
                 reads[name] = reads.get(name) or _input(model, handed(name), name, facts)
                 node.replace_input_with(position, reads[name])

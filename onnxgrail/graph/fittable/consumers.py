@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Ints
-from onnxgrail.graph.attributes import integers, number
+from onnxgrail.graph.attributes import integers, name_of, number
 from onnxgrail.graph.rewrite.holdings import is_compact
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
 from onnxgrail.graph.trace.survey import Operand, Survey
@@ -92,8 +92,7 @@ def unmarked(model: ir.Model, survey: Survey) -> dict[tuple[str, int], Operand]:
         place = key(node), 1
         if place in survey.operands or _axes(node, survey.facts) is None:
             continue
-        weight = node.inputs[1]
-        name = (weight.name or "") if weight is not None else ""
+        weight, name = node.inputs[1], name_of(node, 1)
         if weight is None or name in survey.facts.stored or not _sole(weight, survey.facts):
             continue
         if is_compact(weight, survey.facts):
@@ -205,8 +204,7 @@ def _added(output: ir.Value, facts: Facts) -> tuple[str, str]:
     readers = list(output.uses())
     if len(readers) != 1 or output.is_graph_output() or readers[0].node.op_type != "Add":
         return "", ""
-    other = readers[0].node.inputs[1 - readers[0].idx]
-    name = (other.name or "") if other is not None else ""
+    name = name_of(readers[0].node, 1 - readers[0].idx)
     total = readers[0].node.outputs[0].name or ""
     same = facts.shapes.get(name) == facts.shapes.get(total) == facts.shapes.get(output.name or "")
     return (total, name) if same and name not in facts.constants else ("", "")

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
-from onnxgrail.graph.attributes import integer, integers
+from onnxgrail.graph.attributes import integer, integers, name_of
 from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.flow import Flow
 from onnxgrail.graph.trace.labels import Mark
@@ -108,7 +108,7 @@ def _beyond(node: ir.Node, slot: int, step: _Step, facts: Facts) -> list[_Step]:
         order = integers(node, "perm") or tuple(reversed(range(len(axes))))
         axes = tuple(axes[k] for k in order)
     elif node.op_type == "Gather":
-        index = facts.shapes.get(node.inputs[1].name or "") if node.inputs[1] is not None else None
+        index = facts.shapes.get(name_of(node, 1))
         if index is None or len(index) > 1:
             return []
         place = integer(node, "axis") % len(axes)
@@ -125,7 +125,7 @@ def _beyond(node: ir.Node, slot: int, step: _Step, facts: Facts) -> list[_Step]:
 
 def _reshaped(node: ir.Node, step: _Step, facts: Facts) -> tuple[int | None, ...] | None:
     """Return the axes after a Squeeze or Unsqueeze; None if its axes are not known."""
-    named = facts.values.get(node.inputs[1].name or "") if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    named = facts.values.get(name_of(node, 1))
     places = integers(node, "axes") or (() if named is None else tuple(int(k) for k in np.ravel(named)))
     if not places:
         return None

@@ -49,6 +49,24 @@ def rule(*ops: str, since: int = 1, domain: str = "") -> Callable[[Rule], Rule]:
     return register
 
 
+def refused(*ops: str, why: str, told: str, since: int = 1, domain: str = "") -> None:
+    """Register ops that freeze the channels of all their inputs.
+
+    Args:
+        ops: names of the ops.
+        why: the reason, in which {} stands for the op.
+        told: the same for the documentation.
+        since: first opset version that the rule covers.
+        domain: domain of the ops; empty for the standard.
+    """
+
+    def refuse(site: Site) -> None:
+        site.refuse(why.format(site.node.op_type))
+
+    refuse.__doc__ = told
+    rule(*ops, since=since, domain=domain)(refuse)
+
+
 def narrow(*ops: str, domain: str = "") -> Callable[[Narrow], Narrow]:
     """Register the rewrite of an op's nodes.
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer, integers
+from onnxgrail.graph.attributes import integer, integers, name_of
 from onnxgrail.graph.stored.integers import Stored
 from onnxgrail.graph.stored.packed import BITS, BYTE, Packed
 from onnxgrail.graph.stored.scaled import Scaled
 from onnxgrail.graph.stored.stack import Stack
 from onnxgrail.graph.stored.turned import Turned
-from onnxgrail.graph.trace.mixture import mixture_of, name_of
+from onnxgrail.graph.trace.mixture import mixture_of
 
 MOVES = frozenset(
     {

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Ints, Kind, Refusal, Role
 from onnxgrail.graph import slots
+from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.stored.integers import Stored
 from onnxgrail.graph.trace.causes import TIED
 from onnxgrail.graph.trace.facts import Facts, key
@@ -92,9 +93,7 @@ class Site:
     # ---- inputs, outputs, attributes
     def name(self, operand: int) -> str:
         """Return the name of an input, '' if absent."""
-        inputs = self.node.inputs
-        value = inputs[operand] if operand < len(inputs) else None
-        return value.name or "" if value is not None else ""
+        return name_of(self.node, operand)
 
     @property
     def operands(self) -> list[int]:
@@ -235,6 +234,21 @@ class Site:
         if stored is not None:
             self._tie_blocks(stored, mark)
         self.flow.uses.append(Use(self.key, operand, self.source(operand), mark, role, source, inside, scaled))
+
+    def passenger(self, operand: int, labels: Ints, why: str, *, axis: int = 0, whole: bool = False) -> None:
+        """Cut an operand, if there is one, together with the channels; freeze them if it is computed at run time.
+
+        Args:
+            operand: position of a bias or a scale among the inputs.
+            labels: on its axis.
+            why: the reason to freeze them.
+            axis: of the operand.
+            whole: freeze all channels of an operand that is computed.
+        """
+        if self.is_constant(operand):
+            self.carry(operand, Mark((axis,), labels))
+        elif self.name(operand):
+            self.freeze([Mark((axis,), labels), *(self.marks(operand) if whole else ())], why)
 
     def _tie_blocks(self, stored: Stored, mark: Mark) -> None:
         for position, axis in enumerate(mark.axes):

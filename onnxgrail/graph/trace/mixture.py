@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer, number, text
+from onnxgrail.graph.attributes import integer, name_of, number, text
 
 MIXTURES = frozenset({"MoE", "QMoE"})
 INPUT, ROUTER = 0, 1
@@ -76,12 +76,6 @@ def mixture_of(node: ir.Node) -> Mixture:
         bits=(*(integer(node, name, common) for name in BITS),),  # type: ignore[arg-type]
         size=integer(node, "block_size"),
     )
-
-
-def name_of(node: ir.Node, operand: int) -> str:
-    """Return the name of an input, '' if absent."""
-    value = node.inputs[operand] if 0 <= operand < len(node.inputs) else None
-    return (value.name or "") if value is not None else ""
 
 
 def is_plain(node: ir.Node) -> bool:

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Bools
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import integer, name_of, names_of
 from onnxgrail.graph.trace.facts import Facts, bodies, constant_of, is_choice, key
 from onnxgrail.graph.trace.labels import Mark, narrowed_shape
 from onnxgrail.graph.trace.survey import Sizes
@@ -84,14 +84,14 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]
     """
     sums = arithmetic(model, facts)
     narrows = [partial(_narrowed, facts, marks, dead) for dead in deads]
-    measured = {key(n): measured_by(n) for n in sums.sources}
+    measured = {key(n): name_of(n, 0) for n in sums.sources}
     moved = {source for source, name in measured.items() if any(n(name) != facts.shapes[name] for n in narrows)}
     if not moved:
         return Sizes()
     staying: frozenset[str] = frozenset()
     try:
         evaluated = _evaluator(model, facts, sums)
-        full = evaluated(lambda node: _reported(node, facts.shapes[measured_by(node)]))
+        full = evaluated(lambda node: _reported(node, facts.shapes[name_of(node, 0)]))
         while True:
             slims = [evaluated(partial(_reported_now, facts, n, staying)) for n in narrows]
             cases = [_Case(narrow, full, slim) for narrow, slim in zip(narrows, slims, strict=True)]
@@ -137,14 +137,8 @@ def _narrowed(facts: Facts, marks: Marks, dead: Bools, name: str) -> tuple[int, 
 
 def _reported_now(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> Array:
     """Return the output of a Shape node in the narrowed graph: the full size if the node stays."""
-    name = measured_by(node)
+    name = name_of(node, 0)
     return _reported(node, facts.shapes[name] if key(node) in staying else narrow(name))
-
-
-def measured_by(node: ir.Node) -> str:
-    """Return the name of the tensor whose shape a Shape or Size node reports."""
-    source = node.inputs[0]
-    return (source.name or "") if source is not None else ""
 
 
 def _readers(model: ir.Model, sums: Arithmetic) -> Iterator[tuple[ir.Node, int, str]]:
@@ -152,8 +146,7 @@ def _readers(model: ir.Model, sums: Arithmetic) -> Iterator[tuple[ir.Node, int, 
     inner = {key(node) for node in sums.nodes}
     for node in model.graph:
         if key(node) not in inner and node.op_type not in SOURCES:
-            for position, value in enumerate(node.inputs):
-                name = value.name or "" if value is not None else ""
+            for position, name in enumerate(names_of(node.inputs)):
                 if name in sums.behind:
                     yield node, position, name
 
@@ -250,9 +243,6 @@ def _rewritten(node: ir.Node, position: int, name: str, facts: Facts, case: _Cas
 
 def _sliced(node: ir.Node, position: int, facts: Facts, narrow: Shapes) -> bool:
     """Return True if the sliced axis is narrowed, so that the rewrite recomputes its bounds."""
-    source = node.inputs[0]
-    assert source is not None
-    name = source.name or ""
-    axes = facts.values.get((node.inputs[3].name or "") if len(node.inputs) > 3 and node.inputs[3] is not None else "")
+    name, axes = name_of(node, 0), facts.values.get(name_of(node, 3))
     axis = position if axes is None else int(axes.ravel()[position])
     return narrow(name)[axis] != facts.shapes[name][axis]

@@ -28,7 +28,7 @@ def heads_of(site: Site, marks: Sequence[Mark], axis: int, count: int) -> Ints |
     for mark in marks:
         if axis in mark.axes:
             table = site.collapse(mark, axis).reshape(count, -1)
-            site.union(np.broadcast_to(table[:, :1], table.shape), table)
+            site.union(table[:, :1], table)
             found = table[:, 0]
         elif mark.axes != (0,):
             site.freeze([mark], "attention mixes these positions")
@@ -88,7 +88,7 @@ def joined(site: Site, query: Ints | None, shared: Sequence[Ints | None], groups
             site.freeze([Mark((0,), query)], why)
             return None
         table = query.reshape(groups, -1)
-        site.union(np.broadcast_to(table[:1], table.shape), table)
+        site.union(table[:1], table)
     site.kind(query, "heads")
     return query
 

@@ -9,7 +9,7 @@ from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import MICROSOFT, integer, integers
 from onnxgrail.graph.ops.layers.attention import PARTIAL, bias, caches, heads_of, joined, key_value
 from onnxgrail.graph.ops.layers.cache import past, present
-from onnxgrail.graph.ops.layers.contraction import FIXED
+from onnxgrail.graph.ops.layers.contraction import BIAS, contracted
 from onnxgrail.graph.ops.layers.linear import SHARED
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
@@ -33,22 +33,13 @@ def multi_head(site: Site) -> None:
     heads = joined(site, query, parts, count, why)
     if heads is None:
         return
-    if site.name(3):
-        _bias_of_projections(site, heads)
+    if site.name(3):  # the concatenated biases of query, key and value
+        first = (site.shape(3)[0] - site.out_shape()[2]) // 2
+        biases = [np.repeat(heads, size // len(heads)) for size in (first, first, site.out_shape()[2])]
+        site.passenger(3, np.concatenate(biases), BIAS, whole=True)
     bias(site, 5, heads)
     site.emit([Mark((2,), np.repeat(heads, site.out_shape()[2] // count))])
     site.emit([Mark((1,), heads)] if site.out_name(3) else [], 3)
-
-
-def _bias_of_projections(site: Site, heads: Ints) -> None:
-    """Cut the concatenated biases of query, key and value."""
-    width = site.out_shape()[2]
-    first = (site.shape(3)[0] - width) // 2
-    if not site.is_constant(3):
-        site.freeze([Mark((0,), heads), *site.marks(3)], "its bias is computed at run time")
-        return
-    parts = [np.repeat(heads, size // len(heads)) for size in (first, first, width)]
-    site.carry(3, Mark((0,), np.concatenate(parts)))
 
 
 @narrow("MultiHeadAttention", domain=MICROSOFT)
@@ -72,13 +63,9 @@ def packed_attention(site: Site) -> None:
     count = int(site.attribute("num_heads"))
     width = site.shape(1)[1]
     sizes = list(site.attribute("qkv_hidden_sizes", None) or [width // 3] * 3)
-    consumed, produced = site.weight(1, 0), site.weight(1, 1)
-    fed = next((m for m in site.marks(0) if 2 in m.axes), None)
-    if fed is None:
-        site.freeze([Mark((0,), consumed)], FIXED)
-    else:
-        site.union(site.collapse(fed, 2), consumed)
-    site.carry(1, Mark((0,), consumed), "consumer", (site.name(0), 2))
+    fed = [m for m in site.marks(0) if 2 in m.axes][:1]
+    contracted(site, 1, 0, 2, [site.collapse(m, 2) for m in fed])
+    produced = site.weight(1, 1)
     site.carry(1, Mark((1,), produced), "producer")
     pieces = np.split(produced, np.cumsum(sizes)[:2])
     parts = [heads_of(site, [Mark((0,), piece)], 0, count) for piece in pieces]
@@ -121,7 +108,7 @@ def group_query(site: Site) -> None:
     if heads is None:
         return
     bias(site, 10, heads)
-    _sink(site, 11, heads)
+    site.passenger(11, heads, "its sink is computed at run time", whole=True)  # one number per query head
     site.emit([Mark((2,), np.repeat(heads, site.out_shape()[2] // count))])
     site.emit([Mark((1,), heads)] if site.out_name(3) else [], 3)
 
@@ -140,16 +127,6 @@ def _unpacked(site: Site, count: int, groups: int) -> tuple[Ints | None, list[In
         site.freeze([Mark((0,), piece) for piece in pieces[1:]], SHARED)
         return query, [None, None]
     return query, [heads_of(site, [Mark((0,), piece)], 0, groups) for piece in pieces[1:]]
-
-
-def _sink(site: Site, operand: int, heads: Ints) -> None:
-    """Cut the attention sink, one number per query head."""
-    if not site.name(operand):
-        return
-    if site.is_constant(operand):
-        site.carry(operand, Mark((0,), heads))
-    else:
-        site.freeze([Mark((0,), heads), *site.marks(operand)], "its sink is computed at run time")
 
 
 @narrow("GroupQueryAttention", domain=MICROSOFT)

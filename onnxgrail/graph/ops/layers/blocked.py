@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxgrail.graph.attributes import MICROSOFT
-from onnxgrail.graph.ops.rule import rule
+from onnxgrail.graph.ops.rule import refused, rule
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
@@ -15,17 +15,14 @@ NCHWC = "com.microsoft.nchwc"
 @rule("NhwcConv", "NhwcFusedConv", domain=MICROSOFT)
 def blocked_conv(site: Site) -> None:
     """Refuse: its weight has a processor-specific layout."""
-    blocked(site)
+    site.refuse(BLOCKED)
     if site.is_constant(1):
         labels = site.weight(1, 0)
         site.carry(1, Mark((0,), labels), "producer")
         site.freeze([Mark((0,), labels)], BLOCKED)
 
 
-@rule(
+refused(
     "ReorderInput", "ReorderOutput", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample",
-    domain=NCHWC,
+    why=BLOCKED, told="Refuse: channels are stored in blocks of a processor-specific size.", domain=NCHWC,
 )  # fmt: skip
-def blocked(site: Site) -> None:
-    """Refuse: channels are stored in blocks of a processor-specific size."""
-    site.refuse(BLOCKED)

@@ -6,12 +6,13 @@ a matrix per head or per ensemble member is cut along these axes too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from onnxgrail.core import Ints
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
+BIAS = "its bias is computed at run time"
 FIXED = "the tensor it reads has a width that stays"
 CONTRACTED = "it is summed over in a product of two activations, none of them a weight"
 
@@ -30,7 +31,7 @@ def contract(site: Site, w: int, terms: Sequence[str], result: str) -> list[Mark
             if letter in fed:
                 site.carry(w, Mark((axis,), fed[letter]))
         elif letter in inner:
-            _consume(site, w, axis, (site.name(x), inner.index(letter)), fed.get(letter))
+            contracted(site, w, axis, inner.index(letter), [fed[letter]] if letter in fed else ())
         elif letter in result:
             produced = site.weight(w, axis)
             site.carry(w, Mark((axis,), produced), "producer")
@@ -85,10 +86,21 @@ def _narrowest(site: Site, mark: Mark, inner: str, weight: str, result: str) -> 
     return Mark((met[0],), site.collapse(mark, met[0])) if met else mark
 
 
-def _consume(site: Site, w: int, axis: int, source: tuple[str, int], fed: Ints | None) -> None:
-    consumed = site.weight(w, axis)
-    if fed is None:
+def contracted(site: Site, w: int, axis: int, along: int, fed: Iterable[Ints]) -> Ints:
+    """Consume channels by an axis of a weight, which stays if the other operand has none; return the axis's labels.
+
+    Args:
+        site: the node.
+        w: position of the weight.
+        axis: of the weight.
+        along: the axis of the other operand that it meets: of the first input, or of the second if the weight is first.
+        fed: labels on that axis.
+    """
+    consumed, found = site.weight(w, axis), False
+    for labels in fed:
+        site.union(labels, consumed)
+        found = True
+    if not found:
         site.freeze([Mark((axis,), consumed)], FIXED)
-    else:
-        site.union(fed, consumed)
-    site.carry(w, Mark((axis,), consumed), "consumer", source)
+    site.carry(w, Mark((axis,), consumed), "consumer", (site.name(int(w == 0)), along))
+    return consumed

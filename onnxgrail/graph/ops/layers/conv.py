@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import integer
-from onnxgrail.graph.ops.layers.contraction import FIXED
+from onnxgrail.graph.ops.layers.contraction import BIAS, contracted
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.trace.flow import Site
@@ -42,10 +42,7 @@ def conv_marks(site: Site) -> list[Mark]:
     if labels is None:
         return []
     bias = 3 if site.node.op_type == "DeformConv" else 2
-    if site.name(bias) and site.is_constant(bias):
-        site.carry(bias, Mark((0,), labels))
-    elif site.name(bias):
-        site.freeze([Mark((0,), labels)], "its bias is computed at run time")
+    site.passenger(bias, labels, BIAS)
     return [Mark((1,), labels), *batch_of(site, 0)]
 
 
@@ -66,14 +63,9 @@ def batch_of(site: Site, operand: int) -> list[Mark]:
 
 
 def _dense(site: Site, fed: Ints | None) -> Ints:
-    transposed = site.node.op_type == "ConvTranspose"
-    inward, outward = (0, 1) if transposed else (1, 0)
-    consumed, produced = site.weight(1, inward), site.weight(1, outward)
-    if fed is None:
-        site.freeze([Mark((inward,), consumed)], FIXED)
-    else:
-        site.union(fed, consumed)
-    site.carry(1, Mark((inward,), consumed), "consumer", (site.name(0), 1))
+    inward, outward = (0, 1) if site.node.op_type == "ConvTranspose" else (1, 0)
+    consumed = contracted(site, 1, inward, 1, () if fed is None else (fed,))
+    produced = site.weight(1, outward)
     site.carry(1, Mark((outward,), produced), "producer")
     site.kind(np.concatenate([consumed, produced]), "conv")
     return produced
@@ -96,13 +88,13 @@ def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
     inputs = fed.reshape(groups, -1)
     tied = _dealt(site.flow.labels.find(inputs))
     if site.node.op_type == "ConvTranspose":  # the weight has the shape (inputs, outputs per group, ...)
-        site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs, tied)
+        site.union(inputs[:, :1], inputs, tied)
         site.carry(1, Mark((0,), fed))
         site.kind(fed, "conv")
         return np.repeat(inputs[:, 0], site.shape(1)[1])
     outputs = site.weight(1, 0).reshape(groups, -1)
-    site.union(np.broadcast_to(inputs[:, :1], inputs.shape), inputs, tied)
-    site.union(np.broadcast_to(inputs[:, :1], outputs.shape), outputs, tied)
+    site.union(inputs[:, :1], inputs, tied)
+    site.union(inputs[:, :1], outputs, tied)
     site.carry(1, Mark((0,), outputs.ravel()))
     site.kind(outputs.ravel(), "conv")
     return outputs.ravel()
@@ -190,7 +182,7 @@ def _shuffle(site: Site, move: Callable[[Ints], Ints]) -> None:
     if labels is not None:
         moved = move(labels)
         if moved.ndim > 1:
-            site.union(np.broadcast_to(moved[:, :1], moved.shape), moved)
+            site.union(moved[:, :1], moved)
             moved = moved[:, 0]
         marks.append(Mark((1,), moved))
     site.emit(marks)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integers
+from onnxgrail.graph.attributes import integers, name_of
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
@@ -66,9 +66,7 @@ def _before(site: Site, node: ir.Node) -> Sequence[int | None] | None:
     """Return, for every axis of a copy, the axis of the node's input; None for nodes that do not copy."""
     if node.op_type not in ("Identity", "Cast", "Transpose", "Squeeze", "Unsqueeze", "Reshape"):
         return None
-    source = node.inputs[0]
-    shapes = site.flow.facts.shapes
-    before, after = shapes[(source.name or "") if source is not None else ""], shapes[key(node)]
+    before, after = (site.flow.facts.shapes[name] for name in (name_of(node, 0), key(node)))
     rank, shift = len(after), len(before) - len(after)
     if node.op_type == "Transpose":
         return integers(node, "perm", range(rank)[::-1])

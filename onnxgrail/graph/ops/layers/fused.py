@@ -11,7 +11,7 @@ from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.broadcast import Operand, combine, operand
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.ops.tensors.pointwise import binary, unary
-from onnxgrail.graph.ops.tensors.reduce import MIXED, mix
+from onnxgrail.graph.ops.tensors.reduce import GROUP, MIXED, PARAMETERS, mix
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
@@ -46,10 +46,7 @@ def fused_matmul(site: Site) -> None:
     constant = [site.is_constant(k) for k in (0, 1)]
     ranks = [len(site.shape(k)) for k in (0, 1)]
     if min(ranks) < 2:
-        site.freeze(
-            [m for k in (0, 1) for m in site.marks(k)],
-            VECTOR,
-        )
+        site.freeze([*site.marks(0), *site.marks(1)], VECTOR)
     elif constant == [False, True] and ranks[1] == 2:
         second = form.transposed[1]
         linear(site, inward=int(second), outward=int(not second), transposed=form.transposed[0])
@@ -120,12 +117,9 @@ def group_norm(site: Site) -> None:
     for mark in marks:
         if axis in mark.axes:
             table = site.collapse(mark, axis).reshape(groups, -1)
-            site.union(np.broadcast_to(table[:, :1], table.shape), table, "a group of the norm goes as a whole")
+            site.union(table[:, :1], table, GROUP)
             for k in (1, 2):
-                if site.is_constant(k):
-                    site.carry(k, Mark((0,), table.ravel()))
-                else:
-                    site.freeze([mark], "its parameters are computed at run time")
+                site.passenger(k, table.ravel(), PARAMETERS)
     site.emit(mix(site, tuple(marks), set(range(1, len(shape))) - {axis}))
     site.emit(sums, 1)
 

@@ -7,9 +7,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxgrail.core import Ints
 from onnxgrail.graph.ops.layers.cache import adopt, is_input
-from onnxgrail.graph.ops.layers.contraction import CONTRACTED, FIXED, contract, order_of, product_letters
+from onnxgrail.graph.ops.layers.contraction import (
+    BIAS,
+    CONTRACTED,
+    FIXED,
+    contract,
+    contracted,
+    order_of,
+    product_letters,
+)
 from onnxgrail.graph.ops.layers.experts import CHOSEN, chosen, consume
 from onnxgrail.graph.ops.layers.inside import inside, is_inside
 from onnxgrail.graph.ops.rule import rule
@@ -90,37 +97,17 @@ def linear(site: Site, *, inward: int, outward: int, bias: int | None = None, tr
         transposed: consume the second-last axis of the activation instead.
     """
     rank = len(site.out_shape())
-    x, w = 0, 1
-    last = len(site.shape(x)) - (2 if transposed else 1)
-    consumed, produced = site.weight(w, inward), site.weight(w, outward)
-    passing = []
-    fed = False
-    for mark in site.marks(x):
-        if last in mark.axes:
-            site.union(site.collapse(mark, last), consumed)
-            fed = True
-        elif transposed:
-            passing.append(Mark(tuple(a - (a == rank - 1) for a in mark.axes), mark.labels))
-        else:
-            passing.append(mark)
-    if not fed:
-        site.freeze([Mark((inward,), consumed)], FIXED)
-    site.carry(w, Mark((inward,), consumed), "consumer", (site.name(x), last))
-    site.carry(w, Mark((outward,), produced), "producer")
-    if bias is not None and site.name(bias):
-        _bias(site, bias, produced)
+    last = len(site.shape(0)) - (2 if transposed else 1)
+    marks = site.marks(0)
+    contracted(site, 1, inward, last, (site.collapse(m, last) for m in marks if last in m.axes))
+    produced = site.weight(1, outward)
+    site.carry(1, Mark((outward,), produced), "producer")
+    if bias is not None and site.name(bias) and site.shape(bias)[-1:] not in ((), (1,)):  # one number stays
+        site.passenger(bias, produced, BIAS, axis=len(site.shape(bias)) - 1, whole=True)
+    passing = [m for m in marks if last not in m.axes]
+    if transposed:
+        passing = [Mark(tuple(a - (a == rank - 1) for a in m.axes), m.labels) for m in passing]
     site.emit([*passing, Mark((rank - 1,), produced)])
-
-
-def _bias(site: Site, operand: int, produced: Ints) -> None:
-    """Cut a bias of full width with the outputs; a bias with one number stays."""
-    shape = site.shape(operand)
-    if not shape or shape[-1] == 1:
-        return
-    if site.is_constant(operand):
-        site.carry(operand, Mark((len(shape) - 1,), produced))
-    else:
-        site.freeze([Mark((0,), produced), *site.marks(operand)], "its bias is computed at run time")
 
 
 def product(site: Site, *, form: Form = PLAIN) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import MICROSOFT
-from onnxgrail.graph.ops.layers.contraction import FIXED
+from onnxgrail.graph.ops.layers.contraction import contracted
 from onnxgrail.graph.ops.layers.experts import CHOSEN
 from onnxgrail.graph.ops.rule import rule
 from onnxgrail.graph.trace.flow import Site
@@ -31,22 +31,17 @@ def mixture(site: Site) -> None:
         site.freeze(marks, LAYOUT)
         return
     gated = bool(site.name(form.gate.weight))
-    inward = [(site.weight(m.weight, 2), m) for m in (form.up, *([form.gate] if gated else []))]
-    made, inner = site.weight(form.down.weight, 1), site.weight(form.down.weight, 2)
     fed = [site.collapse(m, last) for m in marks if last in m.axes]
-    for labels, stack in inward:
-        for found in fed:
-            site.union(found, labels)
-        if not fed:
-            site.freeze([Mark((2,), labels)], FIXED)
-        site.carry(stack.weight, Mark((2,), labels), "consumer", (site.name(INPUT), last))
+    for stack in (form.up, *([form.gate] if gated else [])):
+        contracted(site, stack.weight, 2, last, fed)
+    made, inner = site.weight(form.down.weight, 1), site.weight(form.down.weight, 2)
     for found in fed:
         site.union(found, made)
     if not fed:
         site.freeze([Mark((1,), made)], GIVEN)
     site.carry(form.down.weight, Mark((1,), made), "producer")
     _bias(site, form.down, made)
-    _hidden(site, form.up, _spread(inner, fused, interleaved=form.interleaved))
+    _hidden(site, form.up, np.repeat(inner, fused) if form.interleaved else np.tile(inner, fused))
     if gated:
         _hidden(site, form.gate, inner)
     inside = (site.key, site.name(ROUTER))
@@ -71,11 +66,6 @@ def _fused(site: Site, form: Mixture) -> int:
     fused = rows // inner if inner and rows in (inner, 2 * inner) else 0
     told = fused < 2 or int(site.attribute("swiglu_fusion", 0)) in (1, 2)
     return fused if known and told else 0
-
-
-def _spread(inner: Ints, fused: int, *, interleaved: bool) -> Ints:
-    """Return the labels of the rows that produce each hidden channel."""
-    return np.repeat(inner, fused) if interleaved else np.tile(inner, fused)
 
 
 def _hidden(site: Site, stack: Matrix, labels: Ints) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.ops.layers.linear import linear
-from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.rule import narrow, refused, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
@@ -59,10 +59,7 @@ def narrow_packed_matmul(cut: Cut) -> None:
             cut.set_int(attribute, int(stays.sum()))
 
 
-@rule("DynamicQuantizeLinear")
-def dynamic_range(site: Site) -> None:
-    """Refuse: one range is computed over all channels."""
-    site.freeze(site.marks(0), ONE_RANGE)
+refused("DynamicQuantizeLinear", why=ONE_RANGE, told="Refuse: one range is computed over all channels.")
 
 
 @rule("QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger")
@@ -81,11 +78,8 @@ def fused_kernel(site: Site) -> None:
         site.freeze([Mark((axis,), labels)], reason)
 
 
-@rule(
+refused(
     "QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool",
     "QLinearAveragePool", "QLinearConcat", "QLinearWhere",
-    domain=MICROSOFT,
+    why=COMPRESS_FIRST, told="Refuse: integers with their own scales.", domain=MICROSOFT,
 )  # fmt: skip
-def integer_pointwise(site: Site) -> None:
-    """Refuse: integers with their own scales."""
-    site.refuse(COMPRESS_FIRST)

@@ -6,13 +6,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
-from onnxgrail.graph.ops.layers.contraction import FIXED
+from onnxgrail.graph.ops.layers.contraction import BIAS, contracted
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
-INPUT, WEIGHT, RECURRENCE, BIAS, HIDDEN, CELL, PEEPHOLES = 0, 1, 2, 3, 5, 6, 7  # operands
+INPUT, WEIGHT, RECURRENCE, BIASES, HIDDEN, CELL, PEEPHOLES = 0, 1, 2, 3, 5, 6, 7  # operands
 TIME = "a recurrent layer handles the steps and samples of a sequence as they are"
 UNSEEN = "none of its outputs holds the hidden state, which its own recurrent weight reads"
 
@@ -25,8 +25,9 @@ def recurrent(site: Site) -> None:
         return
     _consume(site)
     hidden = _hidden(site)
-    for operand in (BIAS, PEEPHOLES):
-        _passenger(site, operand, hidden)
+    for operand in (BIASES, PEEPHOLES):  # (directions, n * hidden)
+        times = site.shape(operand)[1] // len(hidden) if site.name(operand) else 0
+        site.passenger(operand, np.tile(hidden, times), BIAS, axis=1, whole=True)
     for operand in (HIDDEN, CELL):
         _state(site, operand, hidden)
     for output in range(len(site.node.outputs)):
@@ -36,18 +37,9 @@ def recurrent(site: Site) -> None:
 
 def _consume(site: Site) -> None:
     """Consume the input's features by the last axis of W (directions, gates * hidden, input)."""
-    last = len(site.shape(INPUT)) - 1
-    consumed = site.weight(WEIGHT, 2)
-    fed = False
-    for mark in site.marks(INPUT):
-        if last in mark.axes:
-            site.union(site.collapse(mark, last), consumed)
-            fed = True
-        else:
-            site.freeze([mark], TIME)
-    if not fed:
-        site.freeze([Mark((2,), consumed)], FIXED)
-    site.carry(WEIGHT, Mark((2,), consumed), "consumer", (site.name(INPUT), last))
+    last, marks = len(site.shape(INPUT)) - 1, site.marks(INPUT)
+    contracted(site, WEIGHT, 2, last, (site.collapse(mark, last) for mark in marks if last in mark.axes))
+    site.freeze([mark for mark in marks if last not in mark.axes], TIME)
 
 
 def _hidden(site: Site) -> Ints:
@@ -68,16 +60,6 @@ def _hidden(site: Site) -> Ints:
         source = (site.out_name(seen), len(site.out_shape(seen)) - 1)
         site.carry(RECURRENCE, Mark((2,), hidden), "consumer", source)
     return hidden
-
-
-def _passenger(site: Site, operand: int, hidden: Ints) -> None:
-    """Cut biases and peepholes (directions, n * hidden), which repeat the hidden units n times."""
-    if not site.name(operand):
-        return
-    if site.is_constant(operand):
-        site.carry(operand, Mark((1,), np.tile(hidden, site.shape(operand)[1] // len(hidden))))
-    else:
-        site.freeze([Mark((0,), hidden), *site.marks(operand)], "its bias is computed at run time")
 
 
 def _state(site: Site, operand: int, hidden: Ints) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Bools, Ints
+from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.io.mapped import like
 from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.trace.facts import Facts
@@ -42,8 +43,7 @@ class Cut:
 
     def input_name(self, operand: int) -> str:
         """Return the name of an input in the original model, '' if absent."""
-        value = self.node.inputs[operand] if operand < len(self.node.inputs) else None
-        return (value.name or "") if value is not None else ""
+        return name_of(self.node, operand)
 
     def output_name(self, output: int = 0) -> str:
         """Return the name of an output, '' if absent."""

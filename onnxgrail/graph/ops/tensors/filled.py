@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import integer, names_of
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.trace.flow import Site
 
@@ -35,7 +35,7 @@ def is_filled(site: Site, operand: int) -> bool:
         if node.op_type not in COPIES:
             return False
         value = node.inputs[0]
-    name = value.name or "" if value is not None else ""
+    (name,) = names_of([value])
     return name in facts.constants and math.prod(facts.shapes[name]) == 1
 
 

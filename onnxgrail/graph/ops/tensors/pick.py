@@ -6,22 +6,18 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.attributes import MICROSOFT, integer
-from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.rule import narrow, refused, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.ops.tensors.layout import RUNTIME, taken
+from onnxgrail.graph.ops.tensors.reduce import mix
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
 BATCH = "its index follows the batch along this axis"
 RANKED = "it ranks the positions of this axis by their values"
 POSITION = "it treats these positions by where they stand"
+BODY = "the body of {} handles it"
 SCATTER = "it writes into a tensor at numbered positions, which is not followed"
-
-
-def _whole_along(site: Site, axes: set[int], reason: str) -> list[Mark]:
-    """Return the marks of input 0 after tying the given axes."""
-    tied = [site.tie(m, sorted(axes), reason) if axes & set(m.axes) else m for m in site.marks(0)]
-    return [m for m in tied if m is not None]
 
 
 def _axis(site: Site, default: int = 0) -> int:
@@ -32,7 +28,7 @@ def _axis(site: Site, default: int = 0) -> int:
 def gather_elements(site: Site) -> None:
     """Pass axes other than the gathered one; tie the index to them or narrow it too."""
     passing = []
-    for mark in _whole_along(site, {_axis(site)}, RUNTIME):
+    for mark in mix(site, site.marks(0), {_axis(site)}, RUNTIME):
         found = _with_index(site, mark)
         if found is not None:
             passing.append(found)
@@ -82,7 +78,7 @@ def narrow_gather_elements(cut: Cut) -> None:
 @rule("TopK")
 def top_k(site: Site) -> None:
     """Tie the ranked axis; pass the others."""
-    passing = _whole_along(site, {_axis(site, -1)}, RANKED)
+    passing = mix(site, site.marks(0), {_axis(site, -1)}, RANKED)
     for output in (0, 1):
         site.emit(passing, output)
 
@@ -92,14 +88,14 @@ def top_k(site: Site) -> None:
 def trilu(site: Site) -> None:
     """Tie rows and columns; pass the other axes."""
     rank = len(site.shape(0))
-    site.emit(_whole_along(site, {rank - 2, rank - 1}, POSITION))
+    site.emit(mix(site, site.marks(0), {rank - 2, rank - 1}, POSITION))
 
 
 @rule("ReverseSequence", since=10)
 def reverse_sequence(site: Site) -> None:
     """Tie the time and batch axes; pass the others."""
     axes = {int(site.attribute("time_axis", 0)), int(site.attribute("batch_axis", 1))}
-    site.emit(_whole_along(site, axes, POSITION))
+    site.emit(mix(site, site.marks(0), axes, POSITION))
 
 
 @rule("Compress", since=9)
@@ -111,7 +107,7 @@ def compress(site: Site) -> None:
         return
     axis = _axis(site)
     if condition is None or not site.is_constant(1):
-        site.emit(_whole_along(site, {axis}, RUNTIME))
+        site.emit(mix(site, site.marks(0), {axis}, RUNTIME))
         return
     picked = np.flatnonzero(condition)
     site.emit(taken(m, axis, picked) for m in site.marks(0))
@@ -128,25 +124,9 @@ def narrow_compress(cut: Cut) -> None:
         cut.set_operand(1, condition[stays[: len(condition)]], "condition")
 
 
-@rule("TensorScatter")
-def tensor_scatter(site: Site) -> None:
-    """Refuse: the positions it writes to span the channels."""
-    site.refuse(SCATTER)
-
-
-@rule("OneHot", "Unique", "Multinomial")
-def numbered(site: Site) -> None:
-    """Refuse: values become positions, or positions become values."""
-    site.refuse(POSITION)
-
-
-@rule("If")
-def whole(site: Site) -> None:
-    """Flatten branches that samples take; refuse an If whose branches return sequences."""
-    site.refuse(f"the body of {site.node.op_type} handles it")
-
-
-@rule("Loop", "Scan")
-def body(site: Site) -> None:
-    """Refuse: bodies are not traced."""
-    site.refuse(f"the body of {site.node.op_type} handles it")
+refused("TensorScatter", why=SCATTER, told="Refuse: the positions it writes to span the channels.")
+refused(
+    "OneHot", "Unique", "Multinomial", why=POSITION, told="Refuse: values become positions, or positions become values."
+)
+refused("If", why=BODY, told="Flatten branches that samples take; refuse an If whose branches return sequences.")
+refused("Loop", "Scan", why=BODY, told="Refuse: bodies are not traced.")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.attributes import number
-from onnxgrail.graph.ops.rule import narrow, rule
+from onnxgrail.graph.ops.rule import narrow, refused, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.rotate.marked import PLAIN, is_rotated
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
+PARAMETERS = "its parameters are computed at run time"
+GROUP = "a group of the norm goes as a whole"
 MIXED = "it mixes the whole channel axis, so the width after it is fixed"
 
 
-def mix(site: Site, marks: tuple[Mark, ...], axes: set[int]) -> list[Mark]:
+def mix(site: Site, marks: tuple[Mark, ...], axes: set[int], reason: str = MIXED) -> list[Mark]:
     """Return the marks after tying everything along the given axes."""
-    tied = (site.tie(m, sorted(axes), MIXED) if axes & set(m.axes) else m for m in marks)
+    tied = (site.tie(m, sorted(axes), reason) if axes & set(m.axes) else m for m in marks)
     return [m for m in tied if m is not None]
 
 
@@ -89,8 +90,7 @@ def layer_normalisation(site: Site) -> None:
 
 def _rotated(site: Site, axis: int) -> None:
     """Pass all axes; the root mean square of the channels that are left is taken over the old width."""
-    passing = site.marks(0)
-    for mark in passing:
+    for mark in site.marks(0):
         if axis in mark.axes:
             labels = site.collapse(mark, axis)
             site.kind(labels, "stream")
@@ -110,17 +110,13 @@ def _parameters(site: Site, mark: Mark, operands: Iterable[int]) -> None:
     """Cut these operands, with one value per channel, with the channels."""
     labels = site.collapse(mark, 1)
     for k in operands:
-        if site.is_constant(k):
-            site.carry(k, Mark((0,), labels))
-        else:
-            site.freeze([mark], "its parameters are computed at run time")
+        site.passenger(k, labels, PARAMETERS)
 
 
 @rule("BatchNormalization")
 def batch_normalisation(site: Site) -> None:
     """Pass axis 1; cut scale, bias, mean and variance."""
-    passing = site.marks(0)
-    for mark in passing:
+    for mark in site.marks(0):
         if 1 in mark.axes:
             _parameters(site, mark, range(1, 5))
     site.emit(site.marks(0))
@@ -146,13 +142,9 @@ def group_normalisation(site: Site) -> None:
             continue
         labels = site.collapse(mark, 1)
         table = labels.reshape(groups, -1)
-        site.union(np.broadcast_to(table[:, :1], table.shape), table, "a group of the norm goes as a whole")
+        site.union(table[:, :1], table, GROUP)
         for k in (1, 2):
-            if site.is_constant(k):
-                per_channel = site.shape(k) == labels.shape
-                site.carry(k, Mark((0,), labels if per_channel else table[:, 0]))
-            else:
-                site.freeze([mark], "its parameters are computed at run time")
+            site.passenger(k, labels if site.shape(k) == labels.shape else table[:, 0], PARAMETERS)
     site.emit(mix(site, site.marks(0), set(range(2, len(site.shape(0))))))
 
 
@@ -162,10 +154,7 @@ def narrow_group_normalisation(cut: Cut) -> None:
     cut.recount("num_groups", cut.input_name(0), 1)
 
 
-@rule("LRN")
-def local_response(site: Site) -> None:
-    """Refuse: it mixes neighboring channels."""
-    site.freeze(site.marks(0), "it mixes neighbouring channels")
+refused("LRN", why="it mixes neighbouring channels", told="Refuse: it mixes neighboring channels.")
 
 
 @rule("Shape", "Size", "NonZero", "Range", "ConstantOfShape", "EyeLike")

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Bools
+from onnxgrail.graph.attributes import names_of
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.broadcast import Operand, combine
 from onnxgrail.graph.ops.tensors.cut import Cut
@@ -48,7 +49,7 @@ def scatter_nd(site: Site) -> None:
 
 def counted(facts: Facts, data: str, index: ir.Value | None) -> set[int]:
     """Return the axes of the data along which the index counts all positions, independently of the other axes."""
-    name = index.name or "" if index is not None else ""
+    (name,) = names_of([index])
     lines = facts.grids.get(name, ())
     if not lines or not _of_sizes(index, facts):
         return set()

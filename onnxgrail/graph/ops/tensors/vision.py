@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.ops.layers.conv import batch_of, channels_of
-from onnxgrail.graph.ops.rule import rule
+from onnxgrail.graph.ops.rule import refused, rule
 from onnxgrail.graph.ops.tensors.reduce import mix
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
@@ -31,16 +29,8 @@ def sampled(site: Site) -> None:
     site.emit([*whole, Mark((1,), labels)] if labels is not None else whole)
 
 
-@rule("AffineGrid", since=20)
-def affine_grid(site: Site) -> None:
-    """Refuse: the output holds coordinates."""
-    site.freeze(site.marks(0), WHERE)
-
-
-@rule("MaxUnpool", since=9)
-def max_unpool(site: Site) -> None:
-    """Refuse: the indices count through all channels."""
-    site.refuse(NUMBERED)
+refused("AffineGrid", why=WHERE, told="Refuse: the output holds coordinates.", since=20)
+refused("MaxUnpool", why=NUMBERED, told="Refuse: the indices count through all channels.", since=9)
 
 
 @rule("Col2Im", since=18)
@@ -50,7 +40,7 @@ def column_to_image(site: Site) -> None:
     marks = batch_of(site, 0)
     if labels is not None:
         table = labels.reshape(site.out_shape()[1], -1)
-        site.union(np.broadcast_to(table[:, :1], table.shape), table)
+        site.union(table[:, :1], table)
         marks.append(Mark((1,), table[:, 0]))
     site.emit(marks)
 
