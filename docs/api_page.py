@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnxgrail
 import onnxgrail.options
@@ -44,9 +45,23 @@ def page() -> str:
 
 def definition(name: str) -> Definition:
     """Return the syntax tree of a public name; it keeps defaults as they are written."""
-    thing = getattr(onnxgrail, name)
-    found = [node for node in parsed(thing.__module__).body if isinstance(node, Definition) and node.name == name]
-    return found[0]
+    return defined(getattr(onnxgrail, name))
+
+
+def defined(thing: Any) -> Definition:
+    """Return the syntax tree of a function or class."""
+    name, body = thing.__name__, parsed(thing.__module__).body
+    return next(node for node in body if isinstance(node, Definition) and node.name == name)
+
+
+def methods(name: str) -> list[ast.FunctionDef]:
+    """Return the public methods of a class, its own first, then those that it inherits."""
+    classes = [base for base in getattr(onnxgrail, name).__mro__ if base.__module__.startswith("onnxgrail.")]
+    found: dict[str, ast.FunctionDef] = {}
+    for part in (part for base in classes for part in defined(base).body):
+        if isinstance(part, ast.FunctionDef) and not part.name.startswith("_"):
+            found.setdefault(part.name, part)
+    return list(found.values())
 
 
 @cache
@@ -65,8 +80,7 @@ def section(name: str) -> str:
         return f"## {name}\n\n{fenced(signature(node))}\n{described(node)}"
     if name == "Recipe":
         return f"## {name}\n\n{described(node)}\n{fields(node)}"
-    methods = [part for part in node.body if isinstance(part, ast.FunctionDef) and not part.name.startswith("_")]
-    lines = [f"- `{called(method)}`: {summary(method)}\n" for method in methods]
+    lines = [f"- `{called(method)}`: {summary(method)}\n" for method in methods(name)]
     return f"## {name}\n\n{described(node)}" + ("\n" + "".join(lines) if lines else "")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +27,7 @@ from onnxgrail.calibration.supply import given
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.rewrite.interface import between, fit
-from onnxgrail.machine.plain import SCHEMA, to_json
+from onnxgrail.machine.plain import Plain
 from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.comparison import weigh
@@ -57,7 +57,7 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Benchmark:
+class Benchmark(Plain):
     """The latencies of all models at all batch sizes, with date, machine and environment."""
 
     rows: tuple[Timing, ...]
@@ -70,16 +70,12 @@ class Benchmark:
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data; `hidden` is True if noise hides the difference to the first model."""
-        data = asdict(self)
+        data = Plain.to_data(self)
         for entry, row in zip(data["rows"], self.rows, strict=True):
             times = entry.pop("times")
             entry |= {("ratio_interval" if key == "interval" else key): value for key, value in times.items()}
             entry["hidden"] = row.times.hidden
-        return {"schema": SCHEMA} | data
-
-    def to_json(self) -> str:
-        """Return indented JSON."""
-        return to_json(self.to_data())
+        return data
 
 
 @checked

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -18,12 +18,12 @@ import numpy as np
 from onnxgrail import __version__
 from onnxgrail.calibration.runtime.session import CPU, Session, Setup, open_session
 from onnxgrail.calibration.runtime.timing import machine, summarise, take_turns
-from onnxgrail.core import Array, Feed, Floats
-from onnxgrail.errors import OutputError, UsageError
+from onnxgrail.core import Floats
+from onnxgrail.errors import UsageError
 from onnxgrail.fidelity import intervals
-from onnxgrail.machine.files.paths import check_folder, check_output
+from onnxgrail.machine.files.paths import check_output, make_folder
 from onnxgrail.machine.files.temporary import scratch
-from onnxgrail.machine.plain import SCHEMA, to_json
+from onnxgrail.machine.plain import Plain
 from onnxgrail.machine.progress import Progress, silent, ticking
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.environment import environment
@@ -66,7 +66,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Demo:
+class Demo(Plain):
     """The measurements of all models, per model the dense one first, with date, machine and environment.
 
     Latency is that of a batch of `batch_size` on `threads` threads, the median of `repeats` interleaved runs.
@@ -80,16 +80,8 @@ class Demo:
     machine: str
     environment: Mapping[str, Any]
 
-    def to_data(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {"schema": SCHEMA} | asdict(self)
 
-    def to_json(self) -> str:
-        """Return indented JSON."""
-        return to_json(self.to_data())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Variant:
     ratio: float
     compensate: str
@@ -165,11 +157,7 @@ def demo(
 def _folder(out: Path | None) -> contextlib.AbstractContextManager[Path]:
     if out is None:
         return scratch()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make folder {str(out)!r}: {error.strerror or error}") from error
-    check_folder(out)
+    make_folder(out)
     return contextlib.nullcontext(out)
 
 
@@ -184,49 +172,33 @@ def _compressed(
     from onnxgrail.commands.compress import compress
 
     variants: list[_Variant] = []
-    for ratio in ratios:
-        for compensate in COMPENSATE:
-            target = _target(folder, embedded.name, ratio, compensate)
-            result = compress(
-                embedded.model,
-                target,
-                ratio=ratio,
-                allocate="uniform",  # the same widths with and without compensation
-                compensate=compensate,
-                data=embedded.calibration,
-                held_out=embedded.heldout,
-                seed=seed,
-                force=True,
-            )
-            result.report.save(target.with_suffix(".json"), force=True)
-            sizes = result.report.data["model"]
-            if not variants:
-                variants.append(
-                    _Variant(
-                        ratio=0.0,
-                        compensate="",
-                        path=Path(embedded.model),
-                        params=sizes["params_before"],
-                        macs=sizes["macs_before"],
-                    )
-                )
-            variants.append(
-                _Variant(
-                    ratio=ratio,
-                    compensate=compensate,
-                    path=target,
-                    params=sizes["params_after"],
-                    macs=sizes["macs_after"],
-                )
-            )
-            tick()
+    for ratio, compensate in product(ratios, COMPENSATE):
+        target = _target(folder, embedded.name, ratio, compensate)
+        result = compress(
+            embedded.model,
+            target,
+            ratio=ratio,
+            allocate="uniform",  # the same widths with and without compensation
+            compensate=compensate,
+            data=embedded.calibration,
+            held_out=embedded.heldout,
+            seed=seed,
+            force=True,
+        )
+        result.report.save(target.with_suffix(".json"), force=True)
+        sizes = result.report.data["model"]
+        if not variants:
+            variants.append(_Variant(0.0, "", Path(embedded.model), sizes["params_before"], sizes["macs_before"]))
+        variants.append(_Variant(ratio, compensate, target, sizes["params_after"], sizes["macs_after"]))
+        tick()
     return variants
 
 
 def _measure(
     embedded: Any, variants: Sequence[_Variant], batch_size: int, repeats: int, threads: int, *, keep: bool
 ) -> list[Row]:
-    feed = _first_feed(embedded.heldout, batch_size)
+    with np.load(embedded.heldout, allow_pickle=False) as file:
+        feed = {name: file[name][:batch_size] for name in file.files if name != "labels"}
     rows = []
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(open_session(v.path, Setup(threads=threads))) for v in variants]
@@ -259,7 +231,7 @@ def _judged(embedded: Any, session: Session) -> tuple[float, tuple[float, float]
     """Return the score on held-out data, and its confidence interval."""
     from onnxgrail.models import scores
 
-    samples = scores(embedded, _runner(session))
+    samples = scores(embedded, lambda feed: list(session.run(feed).values()))
     right, labels = samples.sum(axis=0).tolist()
     if embedded.metric == "accuracy":
         return right / labels, intervals.of_count(right, labels)
@@ -269,15 +241,3 @@ def _judged(embedded: Any, session: Session) -> tuple[float, tuple[float, float]
             return np.asarray(np.exp(sums[..., 0] / sums[..., 1]))
 
     return float(perplexity(samples.sum(axis=0))), intervals.of_samples(samples, perplexity)
-
-
-def _runner(session: Session) -> Any:
-    def run(feed: Feed) -> list[Array]:
-        return list(session.run(feed).values())
-
-    return run
-
-
-def _first_feed(path: Path, batch_size: int) -> dict[str, Array]:
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name][:batch_size] for name in file.files if name != "labels"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from onnxgrail.calibration.runtime.session import Session, open_session
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
 from onnxgrail.exporting.axes import BATCH, is_mask, other, outputs, resized, runs, sizes
-from onnxgrail.exporting.subject import Subject, Tensor, replaced, torch
+from onnxgrail.exporting.subject import Subject, Tensor, torch
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.io.widen import has_bfloat16
@@ -72,7 +72,7 @@ def trials(subject: Subject) -> tuple[Trial, ...]:
     labels = tuple(subject.labels())
     found = {"other numbers": _turned(subject), "other sizes": other(subject, labels, doubled=True) if labels else None}
     if sizes(subject).get(BATCH, 1) > 1:
-        found["one sample"] = replaced(subject, resized(subject, {BATCH: 1}))
+        found["one sample"] = replace(subject, arguments=resized(subject, {BATCH: 1}))
     return (first, *(Trial(s, what, outputs(s)) for what, s in found.items() if s is not None and runs(s)))
 
 
@@ -82,7 +82,7 @@ def _turned(subject: Subject) -> Subject:
     for name, tensor in subject.inputs.items():
         if tensor.ndim and not is_mask(tensor):
             changed[name] = -tensor.flip(-1) if tensor.is_floating_point() else tensor.flip(-1)
-    return replaced(subject, changed)
+    return replace(subject, arguments=changed)
 
 
 def judge(path: Path, trials: tuple[Trial, ...], tolerance: float | None) -> tuple[Check, ...]:

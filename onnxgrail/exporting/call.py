@@ -17,13 +17,13 @@ from onnxgrail.exporting.agreement import Check, Trial, judge, trials
 from onnxgrail.exporting.axes import BATCH, opened, outputs, without
 from onnxgrail.exporting.sources import Wish, find
 from onnxgrail.exporting.subject import Axes, Shapes, Subject, torch
-from onnxgrail.exporting.writers import EXPORTERS, NotWritten, attend, attentions, write
+from onnxgrail.exporting.writers import ATTENTIONS, EXPORTERS, NotWritten, attend, attentions, write
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.machine.files import drafts
 from onnxgrail.machine.files.paths import Read, check_output, check_targets, existing
-from onnxgrail.machine.plain import SCHEMA, to_json
+from onnxgrail.machine.plain import Plain
 from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.machine.scripts import is_named
 
@@ -36,7 +36,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Export:
+class Export(Plain):
     """An exported model.
 
     Attributes:
@@ -73,11 +73,7 @@ class Export:
     def to_data(self) -> dict[str, Any]:
         """Return the result as plain data."""
         checks = [{**asdict(check), "passed": check.passed} for check in self.checks]
-        return {"schema": SCHEMA} | asdict(self) | {"output": str(self.output), "checks": checks}
-
-    def to_json(self) -> str:
-        """Return the result as indented JSON."""
-        return to_json(self.to_data())
+        return Plain.to_data(self) | {"output": str(self.output), "checks": checks}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,14 +148,13 @@ def export(
         ModelError: there is no such model, its code raises, or no exporter can write it.
         OutputError: the target cannot be written.
     """
-    for name, value, known in (("dtype", dtype, DTYPES), ("exporter", exporter, EXPORTERS)):
+    limited = (("dtype", dtype, DTYPES), ("exporter", exporter, EXPORTERS), ("attention", attention, ATTENTIONS))
+    for name, value, known in limited:
         if value is not None and value not in known:
             raise UsageError(f"{name} {value!r} is not known", hint=f"Choose from {', '.join(known)}")
     newest = onnx.defs.onnx_opset_version()
     if not OLDEST <= opset <= newest:
         raise UsageError(f"opset {opset} is not between {OLDEST} and {newest}, the newest that onnx knows here")
-    if attention is not None and attention not in writers.ATTENTIONS:
-        raise UsageError(f"attention {attention!r} is not known", hint=f"Choose from {', '.join(writers.ATTENTIONS)}")
     if static and dynamic:
         raise UsageError("static and dynamic axes contradict each other")
     path = Path(target)
@@ -194,11 +189,9 @@ def _reads(source: Any) -> list[Read]:
     if is_named(spec):
         return [Read(path=Path(spec.rpartition(":")[0]), what="the input")]
     folder = spec.partition(":")[2]
-    return [Read(path=Path(folder), what="the model", holds=_is_saved)] if folder and Path(folder).is_dir() else []
-
-
-def _is_saved(file: Path) -> bool:
-    return file.suffix not in (".onnx", ".data")
+    if not folder or not Path(folder).is_dir():
+        return []
+    return [Read(path=Path(folder), what="the model", holds=lambda file: file.suffix not in (".onnx", ".data"))]
 
 
 def _ways(subject: Subject, exporter: str | None, attention: str | None, *, guessed: bool) -> Iterator[_Way]:

@@ -8,7 +8,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import ModuleType
 from typing import Any
 
@@ -50,7 +50,6 @@ class Subject:
         takes: the arguments of `forward` by name, with a `Part` for each entry of `arguments`: every tensor in lists
             and mappings is an input.
         axes: names of the open axes, by input.
-        guessed: True if the axes are a guess that may be dropped.
         notes: notes on assumptions.
     """
 
@@ -60,7 +59,6 @@ class Subject:
     positional: bool = False
     takes: Mapping[str, Any] = field(default_factory=dict)
     axes: Axes = field(default_factory=dict)
-    guessed: bool = True
     notes: tuple[str, ...] = ()
 
     @property
@@ -212,11 +210,6 @@ def _flat(name: str, made: Any) -> list[tuple[str, Tensor]]:
     elif is_dataclass(made) and not isinstance(made, type):
         found = [(entry.name, getattr(made, entry.name)) for entry in fields(made)]
     return [pair for key, value in found for pair in _flat(f"{name}_{key}" if name else key, value)]
-
-
-def replaced(subject: Subject, arguments: Mapping[str, Any]) -> Subject:
-    """Return the subject with other arguments."""
-    return replace(subject, arguments=arguments)
 
 
 @contextlib.contextmanager

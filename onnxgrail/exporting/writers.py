@@ -84,18 +84,17 @@ def _flattened(subject: Subject) -> Iterator[None]:
             module.forward = own
 
 
+def _called(subject: Subject, opset: int, names: list[str], *given: str, **more: Any) -> Any:
+    """Call the exporter of torch."""
+    tensors = tuple(subject.inputs.values())
+    named = {"input_names": list(subject.inputs), "output_names": names}
+    return torch().onnx.export(subject.module, tensors, *given, opset_version=opset, **named, **more)
+
+
 def _dynamo(subject: Subject, path: Path, opset: int, names: list[str], external: bool) -> None:
     axes = tuple(dict(subject.axes.get(name, {})) or None for name in subject.inputs)
-    program = torch().onnx.export(
-        subject.module,
-        tuple(subject.inputs.values()),
-        dynamo=True,
-        opset_version=opset,
-        input_names=list(subject.inputs),
-        output_names=names,
-        dynamic_shapes=(axes,) if any(axes) else None,
-        verbose=False,
-    )
+    shapes = (axes,) if any(axes) else None
+    program = _called(subject, opset, names, dynamo=True, dynamic_shapes=shapes, verbose=False)
     apart = external or model_file.weight_bytes(program.model) > model_file.LIMIT
     program.save(str(path), external_data=apart)
 
@@ -105,16 +104,8 @@ def _torchscript(subject: Subject, path: Path, opset: int, names: list[str], ext
     apart = external or weights > model_file.LIMIT
     draft = path.with_name("loose") / path.name if apart else path  # over 2 GB it writes a file per weight
     draft.parent.mkdir(exist_ok=True)
-    torch().onnx.export(
-        subject.module,
-        tuple(subject.inputs.values()),
-        str(draft),
-        dynamo=False,
-        opset_version=opset,
-        input_names=list(subject.inputs),
-        output_names=names,
-        dynamic_axes={name: dict(axes) for name, axes in subject.axes.items() if axes},
-    )
+    open_ = {name: dict(axes) for name, axes in subject.axes.items() if axes}
+    _called(subject, opset, names, str(draft), dynamo=False, dynamic_axes=open_)
     if apart:
         model_file.save(model_file.load(draft), path, apart=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -32,3 +33,18 @@ def plain(value: Any) -> Any:
 def to_json(data: Any) -> str:
     """Return data as indented JSON."""
     return json.dumps(plain(data), indent=1, allow_nan=False)
+
+
+class Plain:
+    """A result that converts to plain data."""
+
+    __slots__ = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """Return plain data."""
+        found: dict[str, Any] = dataclasses.asdict(self)  # type: ignore[call-overload]
+        return {"schema": SCHEMA} | found
+
+    def to_json(self) -> str:
+        """Return indented JSON; NaN and infinity become null."""
+        return to_json(self.to_data())

@@ -21,7 +21,6 @@ def block_entry(
     stored: Mapping[str, Stored] | None = None,
     *,
     nodes: Sequence[str] = (),
-    exact: bool = True,
 ) -> dict[str, Any]:
     """Return the report's entry for a block.
 
@@ -31,7 +30,6 @@ def block_entry(
         axis_sizes: original shape of every weight that a slot names.
         stored: the weights among them that the file stores as integers with scales.
         nodes: names of the nodes that read its weights.
-        exact: narrowing it equals zeroing its consumers' dropped positions.
 
     Returns:
         The entry. `kept` counts units; `kept_units` lists them; `selector` is empty if no scores were needed. A
@@ -52,7 +50,7 @@ def block_entry(
         "kept": len(kept),
         "kept_units": kept.tolist(),
         "selector": change.selector if change is not None and narrowed else "",
-        "exact": exact,
+        "exact": True,  # narrowing it equals zeroing its consumers' dropped positions
         "nodes": list(nodes),
         "members": _members(block, gone, cluster, axis_sizes, stored or {}),
         "error": asdict(BlockError() if change is None else change.error),

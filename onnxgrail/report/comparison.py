@@ -17,7 +17,7 @@ from onnxgrail.fidelity.words import Headline, Speed, speed, told
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.graph.io.serial import to_bytes
-from onnxgrail.machine.plain import SCHEMA, to_json
+from onnxgrail.machine.plain import SCHEMA, Plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class Gate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(Plain):
     """The fidelity of model `b` to model `a`, the sizes of both, and their latency per sample if requested."""
 
     a: Weight
@@ -79,21 +79,18 @@ class Comparison:
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data."""
-        sizes = {key: {f: getattr(w, f) for f in Weight.__slots__} for key, w in (("a", self.a), ("b", self.b))}
-        gates = [{f: getattr(gate, f) for f in Gate.__slots__} for gate in self.gates]
-        data = {
+        times = self.latency and [{"name": n, **asdict(one)} for n, one in zip("ab", self.latency, strict=True)]
+        return {
+            "schema": SCHEMA,
+            "a": asdict(self.a),
+            "b": asdict(self.b),
             "calibration": dict(self.calibration),
             "outputs": entries(self.outputs),
             "headline": headline(self.outputs),
             "judged": self._judged(),
-            "gates": gates,
+            "gates": [asdict(gate) for gate in self.gates],
+            "latency": times,
         }
-        times = self.latency and [{"name": n, **asdict(one)} for n, one in zip("ab", self.latency, strict=True)]
-        return {"schema": SCHEMA} | sizes | data | {"latency": times}
-
-    def to_json(self) -> str:
-        """Return indented JSON."""
-        return to_json(self.to_data())
 
 
 def gates(outputs: Sequence[Fidelity], *, min_cosine: float | None, max_nmse: float | None) -> Iterator[Gate]:

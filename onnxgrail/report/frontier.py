@@ -11,11 +11,11 @@ from typing import Any
 from onnxgrail.allocation.found import Judged
 from onnxgrail.errors import UsageError
 from onnxgrail.machine.files.paths import Read
-from onnxgrail.machine.plain import SCHEMA, plain, to_json
+from onnxgrail.machine.plain import SCHEMA, plain
 from onnxgrail.narrowing.frontier import Costs
 from onnxgrail.recipe.keywords import portion, read_as
 from onnxgrail.report.environment import version_of
-from onnxgrail.report.report import save
+from onnxgrail.report.report import Saved
 from onnxgrail.report.result import Result
 
 
@@ -45,7 +45,7 @@ Write = Callable[[Point, str | Path | None, bool], Result]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
-class Frontier:
+class Frontier(Saved):
     """The loss of a model against its costs, at nested widths.
 
     Attributes:
@@ -124,27 +124,14 @@ class Frontier:
         )
         return data
 
-    def to_json(self) -> str:
-        """Return indented JSON."""
-        return to_json(self.to_data())
-
     def to_html(self) -> str:
         """Return one self-contained HTML file with plots and a table."""
         from onnxgrail.report import page  # slow to import
 
         return str(page.frontier_page(self.to_data()))
 
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the frontier, whole or not at all: as a page if the suffix is .html, else as JSON.
-
-        Args:
-            path: file to write.
-            force: an existing file may be replaced.
-
-        Raises:
-            OutputError: the file exists and `force` is not given, it is the model, or it cannot be written.
-        """
-        save(self, Path(path), [Read(path=Path(self.model), what="the model")], force=force)
+    def _reads(self) -> list[Read]:
+        return [Read(path=Path(self.model), what="the model")]
 
     def __repr__(self) -> str:
         lines = (

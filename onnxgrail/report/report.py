@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import html
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from onnxgrail.core import Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.fidelity.lines import report_lines
 from onnxgrail.fidelity.words import Headline, Speed, headline_of, speed
 from onnxgrail.machine.files.paths import Read, check_input, check_output, check_targets, write_text
-from onnxgrail.machine.plain import SCHEMA, plain, to_json
+from onnxgrail.machine.plain import SCHEMA, Plain, plain
 from onnxgrail.report.readback import reads, undamaged, whole
 from onnxgrail.report.summary import SummaryRow, Table, outcome_counts, refusal_counts, summary_rows
 
@@ -75,8 +75,39 @@ class Verification:
     headline: Mapping[str, Any] | None = None
 
 
+class Saved(Plain):
+    """A result that is written as a page or as JSON."""
+
+    __slots__ = ()
+
+    def to_html(self) -> str:
+        """Return one self-contained HTML file."""
+        raise NotImplementedError
+
+    def _reads(self) -> list[Read]:
+        """Return the files that the run has read, none of which is replaced."""
+        raise NotImplementedError
+
+    @whole
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write it, whole or not at all: as a page if the suffix is .html, else as JSON.
+
+        Args:
+            path: file to write.
+            force: an existing file may be replaced.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, the run has read it, or it cannot be written.
+        """
+        target = Path(path)
+        check_targets([("report", target)], self._reads())
+        check_output(target, force=force, what="report")
+        page = target.suffix.lower() in (".html", ".htm")
+        write_text(target, self.to_html() if page else self.to_json() + "\n")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
-class Report:
+class Report(Saved):
     """The data of a report in schema 1; if it was `read_back` from JSON, its values are not trusted.
 
     `path` is the file it was read from.
@@ -86,22 +117,9 @@ class Report:
     read_back: bool = False
     path: Path | None = None
 
-    def to_json(self) -> str:
-        """Return the report as indented JSON; NaN and infinity become null."""
-        return to_json(self.data)
-
-    @whole
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the report, whole or not at all: as a page if the suffix is .html, else as JSON.
-
-        Args:
-            path: file to write.
-            force: an existing file may be replaced.
-
-        Raises:
-            OutputError: the file exists and `force` is not given, the run has read it, or it cannot be written.
-        """
-        save(self, Path(path), self._reads(), force=force)
+    def to_data(self) -> dict[str, Any]:
+        """Return plain data."""
+        return dict(self.data)
 
     def _reads(self) -> list[Read]:
         """Return the files that the run has read, and the file of the report: none of them is replaced."""
@@ -213,7 +231,7 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Pair:
+class Pair(Saved):
     """Two reports side by side: `a`, and `b` that is compared with it."""
 
     a: Report
@@ -245,26 +263,16 @@ class Pair:
 
         return page.pair_page(plain(self.a.data), plain(self.b.data))
 
-    def to_json(self) -> str:
-        """Return both as indented JSON."""
-        return to_json({"schema": SCHEMA, "a": self.a.data, "b": self.b.data})
+    def to_data(self) -> dict[str, Any]:
+        """Return both as plain data."""
+        return {"schema": SCHEMA, "a": self.a.data, "b": self.b.data}
 
-    @whole
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write both, whole or not at all: as a page if the suffix is .html, else as JSON.
-
-        Args:
-            path: file to write.
-            force: an existing file may be replaced.
-
-        Raises:
-            OutputError: the file exists and `force` is not given, one of the runs has read it, or it cannot be written.
-        """
-        save(self, Path(path), [*self.a._reads(), *self.b._reads()], force=force)
+    def _reads(self) -> list[Read]:
+        return [*self.a._reads(), *self.b._reads()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Inspection:
+class Inspection(Saved):
     """The parts of a model that can be narrowed, found without data.
 
     Attributes:
@@ -288,60 +296,11 @@ class Inspection:
     predicted: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
 
-    def to_data(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {"schema": SCHEMA} | asdict(self)
-
-    def to_json(self) -> str:
-        """Return indented JSON."""
-        return to_json(self.to_data())
-
     def to_html(self) -> str:
         """Return one self-contained HTML file."""
         from onnxgrail.report import page
 
         return page.inspection_page(plain(self.to_data()))
 
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the inspection, whole or not at all: as a page if the suffix is .html, else as JSON.
-
-        Args:
-            path: file to write.
-            force: an existing file may be replaced.
-
-        Raises:
-            OutputError: the file exists and `force` is not given, it is the model, or it cannot be written.
-        """
-        save(self, Path(path), [Read(path=Path(self.path), what="the model")], force=force)
-
-
-class Saved(Protocol):
-    """A result that is written as a page or as JSON."""
-
-    def to_html(self) -> str:
-        """Return one self-contained HTML file."""
-
-    def to_json(self) -> str:
-        """Return indented JSON."""
-
-
-def save(result: Saved, path: Path, read: Sequence[Read], *, force: bool) -> None:
-    """Write a result, whole or not at all: as a page if the suffix is .html, else as JSON.
-
-    Args:
-        result: what is written.
-        path: file to write.
-        read: files that the run has read, which are not replaced.
-        force: an existing file may be replaced.
-
-    Raises:
-        OutputError: the file exists and `force` is not given, the run has read it, or it cannot be written.
-    """
-    check_targets([("report", path)], read)
-    check_output(path, force=force, what="report")
-    write_text(path, result.to_html() if is_page(path) else result.to_json() + "\n")
-
-
-def is_page(path: Path) -> bool:
-    """Return True if the suffix of a report is that of an HTML page."""
-    return path.suffix.lower() in (".html", ".htm")
+    def _reads(self) -> list[Read]:
+        return [Read(path=Path(self.path), what="the model")]

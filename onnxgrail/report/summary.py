@@ -132,9 +132,9 @@ def _together(reasons: Collection[str]) -> str:
     return most if len(reasons) == 1 else MEASURED.sub(r"up to \g<0>", most)
 
 
-def nothing_text(refusals: Iterable[Refusal | Mapping[str, Any]], *, limit: int = 3) -> str:
+def nothing_text(refusals: Iterable[Refusal | Mapping[str, Any]]) -> str:
     """Return the message for a model of which nothing can be narrowed, with the most frequent reasons."""
     counts = refusal_counts(refusals)
     if not counts:
         return "nothing could be compressed: the model has no channels that one constant weight makes and another reads"
-    return "nothing could be compressed: " + "; ".join(f"{reason} ({number}x)" for reason, number in counts[:limit])
+    return "nothing could be compressed: " + "; ".join(f"{reason} ({number}x)" for reason, number in counts[:3])

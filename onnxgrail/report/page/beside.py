@@ -14,7 +14,7 @@ from onnxgrail.report.page.hero import brand, overview, title_of
 from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.controls import controls, sortable
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
-from onnxgrail.report.page.html.table import section, table
+from onnxgrail.report.page.html.table import framed, section, table
 from onnxgrail.report.page.network import BlockRow, blocks_of, rows_of
 from onnxgrail.report.summary import Table, judged, summary_rows
 
@@ -22,7 +22,6 @@ Data = Mapping[str, Any]
 SIDES = ("A", "B")
 COLUMNS = ("", "Original", *SIDES, "B against A")
 SIZES = 3  # rows of the summary that are sizes of the model; those after them count units by kind
-SHOW = {"count": figures.count, "bytes": figures.size}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +82,7 @@ def sizes(a: Data, b: Data) -> list[tuple[str, ...]]:
     """Return sizes of the original and of both results; the original's is left out if there are two originals."""
     found: list[tuple[str, ...]] = []
     for one, two in zip(summary_rows(a)[:SIZES], summary_rows(b)[:SIZES], strict=True):
-        show = SHOW[one.unit]
+        show = figures.SHOW[one.unit]
         before = show(one.before) if one.before == two.before else figures.NONE
         found.append((one.label, before, show(one.after), show(two.after), figures.change(one.after, two.after)))
     return found
@@ -204,21 +203,15 @@ def _blocks(every: Sequence[Both]) -> Markup | None:
     if not every:
         return None
     columns = ("Block", *SIDES, "Error A", "Error B")
-    head = el("tr", *(el("th", column, scope="col", role="columnheader") for column in columns), role="row")
+    caption = "Width and error of each block; a bar is the width that stays"
     widest = max(side.width for one in every for side in (one.a, one.b) if side is not None)
+    rows = (_row(one, widest) for one in every)
     orders = {"change": "difference", "name": "name", "width": "width", "error": "error of B"}
     return section(
         "blocks",
         "Blocks",
         controls("block-rows", [one.any.kind_name for one in every], orders),
-        el(
-            "table",
-            el("caption", "Width and error of each block; a bar is the width that stays"),
-            el("thead", head, role="rowgroup"),
-            el("tbody", *(_row(one, widest) for one in every), role="rowgroup", id="block-rows"),
-            class_="plain stacked pairs",
-            role="table",
-        ),
+        framed(caption, columns, rows, class_="plain stacked pairs", identity="block-rows"),
         long=True,
     )
 

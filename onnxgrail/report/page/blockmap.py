@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.controls import controls, sortable
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
-from onnxgrail.report.page.html.table import section
+from onnxgrail.report.page.html.table import framed, section
 from onnxgrail.report.page.network import BlockRow, LeftRow, Row, blocks_of, rows_of
 
 VALIDATION = "validation: on data left out of the fit, compared with the original network, earlier narrowing included"
@@ -17,17 +18,8 @@ LISTED = 30  # nodes, and weights of each role, that a block lists
 NAMED = 6  # nodes named in one row; the section on what was left alone names more
 
 
-def narrowed_map(data: Mapping[str, Any]) -> Markup:
-    """Return the section with all blocks and refusals of a report."""
-    return _map(data, narrowed=True)
-
-
-def dense_map(data: Mapping[str, Any]) -> Markup:
-    """Return the section with all blocks and refusals of an inspection."""
-    return _map(data, narrowed=False)
-
-
-def _map(data: Mapping[str, Any], *, narrowed: bool) -> Markup:
+def narrowed_map(data: Mapping[str, Any], *, narrowed: bool = True) -> Markup:
+    """Return the section with all blocks and refusals of a report; in an inspection, nothing is narrowed."""
     rows = rows_of(data)
     blocks = blocks_of(rows)
     if not rows:
@@ -35,7 +27,7 @@ def _map(data: Mapping[str, Any], *, narrowed: bool) -> Markup:
     measured = any(block.plain is not None or block.compensated is not None for block in blocks)
     widest = max((block.width for block in blocks), default=1)
     last = "Error" if narrowed else "Share of the model"
-    columns = [el("th", c, scope="col", role="columnheader") for c in ("Block", "Width", "Units", last)]
+    columns = ("Block", "Width", "Units", last)
     total = data.get("params"), data.get("macs")
     body = _rows(rows, widest, total, narrowed=narrowed)
     orders = {"name": "name", "width": "width", "share": "share left", "error": "error"}
@@ -47,16 +39,12 @@ def _map(data: Mapping[str, Any], *, narrowed: bool) -> Markup:
         "The network, block by block",
         controls("network-rows", [*(block.kind_name for block in blocks), *left], orders),
         _legend(blocks, measured=measured) if narrowed else None,
-        el(
-            "table",
-            el("caption", _caption(rows, narrowed=narrowed)),
-            el("thead", el("tr", *columns, role="row"), role="rowgroup"),
-            el("tbody", *body, role="rowgroup", id="network-rows"),
-            class_="map",
-            role="table",
-        ),
+        framed(_caption(rows, narrowed=narrowed), columns, body, class_="map", identity="network-rows"),
         long=True,
     )
+
+
+dense_map = functools.partial(narrowed_map, narrowed=False)
 
 
 def _caption(rows: tuple[Row, ...], *, narrowed: bool) -> str:
@@ -92,12 +80,7 @@ def _block(block: BlockRow, widest: int, total: tuple[float | None, float | None
     last = _errors(block) if narrowed else _held(block, total)
     return el(
         "tr",
-        el(
-            "th",
-            titled(block),
-            scope="row",
-            role="rowheader",
-        ),
+        el("th", titled(block), scope="row", role="rowheader"),
         el("td", drawing.lying(block, widest), class_="drawn", role="cell"),
         el("td", *_units(block), class_="units", role="cell"),
         el("td", last, class_="errors", role="cell"),

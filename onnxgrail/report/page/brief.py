@@ -10,7 +10,6 @@ from onnxgrail.report.page.html.markup import Markup, el, name
 from onnxgrail.report.summary import SHARES, search_text, summary_rows
 
 COLUMNS = ("", "before", "after", "change")
-SHOW = {"count": figures.count, "bytes": figures.size}
 BUDGETS = {"size": figures.size, "latency": figures.milliseconds}
 
 
@@ -22,7 +21,7 @@ def text(data: Mapping[str, Any], headline: object, speed: object) -> str:
         headline: the verdict on the worst output, None if nothing was compared.
         speed: the verdict on the latency, None if it was not measured.
     """
-    rows = [COLUMNS, *(tuple(map(plain, row)) for row in _rows(data))]
+    rows = [COLUMNS, *(tuple(map(plain, row)) for row in summary(data))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = []
     for first, *numbers in rows:
@@ -36,7 +35,9 @@ def html(data: Mapping[str, Any], headline: object, speed: object) -> Markup:
     """Return the same as a fragment of HTML."""
     head = el("tr", *(el("th", column) for column in COLUMNS))
     left = "text-align:left"
-    body = [el("tr", el("th", first, style=left), *(el("td", cell) for cell in cells)) for first, *cells in _rows(data)]
+    body = [
+        el("tr", el("th", first, style=left), *(el("td", cell) for cell in cells)) for first, *cells in summary(data)
+    ]
     caption = el("caption", name(str(data["model"]["input"])), style=left)
     table = el("table", caption, el("thead", head), el("tbody", *body))
     return el("div", table, *(el("p", line) for line in _lines(data, headline, speed)))
@@ -73,8 +74,9 @@ def _lines(data: Mapping[str, Any], headline: object, speed: object) -> tuple[st
     return (*(f"{label}: {verdict}" for label, verdict in verdicts if verdict is not None), *asked(data))
 
 
-def _rows(data: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def summary(data: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the rows of the before/after table: label, before, after, change."""
     return [
-        (row.label, SHOW[row.unit](row.before), SHOW[row.unit](row.after), figures.change(row.before, row.after))
+        (row.label, *map(figures.SHOW[row.unit], (row.before, row.after)), figures.change(row.before, row.after))
         for row in summary_rows(data)
     ]

@@ -53,7 +53,7 @@ def _latency(data: Mapping[str, Any]) -> list[Markup]:
         times = [budget["before"], budget["achieved"]]
     if not times:
         return []
-    first, last = (f"{figures.number(ms)}{figures.SPACE}ms" for ms in (times[0], times[-1]))
+    first, last = map(figures.milliseconds, (times[0], times[-1]))
     found, change = speed(steps), figures.change(times[0], times[-1])
     if found is None:
         return [card("Latency", change, f"{first} → {last}; {ONCE}", silent=True)]

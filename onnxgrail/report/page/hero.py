@@ -80,7 +80,7 @@ def _asked(data: Mapping[str, Any]) -> str:
     model = data["model"]
     budget, search = model.get("budget"), (data.get("allocation") or {}).get("search")
     if budget:
-        show = METRICS.get(budget["metric"], lambda ms: f"{figures.number(ms)}{figures.SPACE}ms")
+        show = METRICS.get(budget["metric"], figures.milliseconds)
         return f"for {budget['metric']} of at most {show(budget['limit'])}, achieved {show(budget['achieved'])}"
     if search:
         loss = loss_of(data)
@@ -113,10 +113,10 @@ def _figure(blocks: Sequence[BlockRow], *, narrowed: bool) -> Markup | None:
     )
 
 
-def swatch(style: str) -> Markup:
+def swatch(style: str, size: int = 12) -> Markup:
     """Return a color sample for a legend."""
-    shape = el("rect", x=1, y=1, width=10, height=10, rx=2, class_=style)
-    return el("svg", shape, width=12, height=12, aria_hidden="true", focusable="false")
+    shape = el("rect", x=1, y=1, width=size - 2, height=size - 2, rx=2, class_=style)
+    return el("svg", shape, width=size, height=size, aria_hidden="true", focusable="false")
 
 
 def _checks(data: Mapping[str, Any]) -> Markup | None:

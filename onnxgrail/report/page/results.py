@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxgrail.fidelity.words import speed
+from onnxgrail.report.page.brief import summary
 from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
 from onnxgrail.report.page.html.table import section, table
 from onnxgrail.report.page.network import places
-from onnxgrail.report.summary import summary_rows
 
-PRINTERS: dict[str, Callable[[float | None], str]] = {"count": figures.count, "bytes": figures.size}
 STAGES = {
     "load": "read the model",
     "data": "read the data",
@@ -44,14 +43,9 @@ BROUGHT = {
 
 def sizes(data: Mapping[str, Any]) -> Markup:
     """Return the section with the before/after table."""
-    rows = [
-        (row.label, *(PRINTERS[row.unit](v) for v in (row.before, row.after)), figures.change(row.before, row.after))
-        for row in summary_rows(data)
-    ]
     columns = ("", "Before", "After", "Change")
-    return section(
-        "sizes", "Before and after", table("Size of the model and of its blocks", columns, rows, class_="numbers")
-    )
+    shown = table("Size of the model and of its blocks", columns, summary(data), class_="numbers")
+    return section("sizes", "Before and after", shown)
 
 
 def predicted(data: Mapping[str, Any]) -> Markup | None:
@@ -59,12 +53,11 @@ def predicted(data: Mapping[str, Any]) -> Markup | None:
     guesses = data.get("predicted") or ()
     if not guesses:
         return None
-    rows: list[Sequence[Child]] = [
-        ("as it is", figures.count(data["params"]), figures.count(data["macs"]), figures.size(data["bytes"]))
+    named = {f"{figures.share(g['ratio'], 0)} of the parameters in these blocks removed": g for g in guesses}
+    rows = [
+        (label, figures.count(costs["params"]), figures.count(costs["macs"]), figures.size(costs["bytes"]))
+        for label, costs in ({"as it is": data} | named).items()
     ]
-    for guess in guesses:
-        label = f"{figures.share(guess['ratio'], 0)} of the parameters in these blocks removed"
-        rows.append((label, figures.count(guess["params"]), figures.count(guess["macs"]), figures.size(guess["bytes"])))
     columns = ("", "Parameters", "MACs", "File size")
     caption = "Predicted for the usual blocks, nothing else changed; MACs for random inputs (--input-shapes)"
     return section("predicted", "What narrowing would save", table(caption, columns, rows, class_="numbers"))
@@ -74,7 +67,7 @@ def latency(data: Mapping[str, Any]) -> Markup | None:
     """Return the section on measured times; None if latency was not measured."""
     budget = data["model"].get("budget") or {}
     target = budget if budget.get("metric") == "latency" else {}
-    steps = [(str(step["name"]), step["median"], _speed(step)) for step in data.get("latency") or ()]
+    steps = [(str(step["name"]), step["median"], str(speed([step]) or "")) for step in data.get("latency") or ()]
     if target and not steps:
         steps = [("original", target["before"], ""), ("narrowed", target["achieved"], "")]
     if not steps:
@@ -87,17 +80,12 @@ def latency(data: Mapping[str, Any]) -> Markup | None:
         (
             label if not note else join((label, el("span", note, class_="sub"))),
             drawing.bar(ms / longest, style, height=14),
-            f"{figures.number(ms)}{figures.SPACE}ms",
+            figures.milliseconds(ms),
         )
         for label, ms, style, note in bars
     ]
     caption = "Median time of one sample, measured by turns on the machine that made this report"
     return section("latency", "Latency", table(caption, ("", "", "Time"), rows, class_="bars"))
-
-
-def _speed(step: Mapping[str, Any]) -> str:
-    """Return the speedup over the original with its uncertainty."""
-    return str(speed([step]) or "")
 
 
 def repairs(data: Mapping[str, Any]) -> Markup | None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onnxgrail.report.page.hero import swatch
 from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.markup import Child, Markup, el, name
 from onnxgrail.report.page.html.table import section
@@ -21,7 +22,9 @@ Curve = Mapping[str, Any]
 def sensitivity(data: Mapping[str, Any]) -> Markup | None:
     """Return the section; None if nothing was measured."""
     blocks = blocks_of(rows_of(data))
-    curves = _ordered((data.get("allocation") or {}).get("curves") or (), blocks)
+    place = {block.name: number for number, block in enumerate(blocks)}
+    curves = [curve for curve in (data.get("allocation") or {}).get("curves") or () if len(curve["points"]) > 1]
+    curves.sort(key=lambda curve: place.get(str(curve["block"]), len(place)))
     if curves:
         kept = {block.name: block.share for block in blocks}
         text = (
@@ -48,11 +51,6 @@ def sensitivity(data: Mapping[str, Any]) -> Markup | None:
         hint = el("p", "The error of each block alone at other widths is measured with --curves.", class_="sub")
         return section("sensitivity", "Sensitivity", _strip(blocks), hint, long=True)
     return None
-
-
-def _ordered(curves: Sequence[Curve], blocks: Sequence[BlockRow]) -> list[Curve]:
-    place = {block.name: number for number, block in enumerate(blocks)}
-    return sorted((c for c in curves if len(c["points"]) > 1), key=lambda c: place.get(str(c["block"]), len(place)))
 
 
 def _most_felt(curves: Sequence[Curve]) -> list[Curve]:
@@ -125,7 +123,7 @@ def _strip(blocks: Sequence[BlockRow]) -> Markup:
         items.append(el("h3", title.capitalize(), class_="small"))
         items.append(_cells(errors, blocks, label))
         items.append(el("p", "largest ", el("b", figures.error(worst)), " in ", name(where), class_="sub"))
-    keys = [el("li", _sample(step), text) for step, text in enumerate(_ranges())]
+    keys = [el("li", swatch(f"h{step}", 14), text) for step, text in enumerate(_ranges())]
     text = "Error of each block, squared, as a share of its output; from input (left) to output (right)."
     return el("div", el("p", text), *items, el("ul", *keys, class_="keys"), class_="strip")
 
@@ -148,11 +146,6 @@ def _cells(errors: Sequence[float | None], blocks: Sequence[BlockRow], label: st
             )
         )
     return drawing.svg(*shapes, height=44, label=label)
-
-
-def _sample(step: int) -> Markup:
-    shape = el("rect", x=1, y=1, width=12, height=12, rx=2, class_=f"h{step}")
-    return el("svg", shape, width=14, height=14, aria_hidden="true", focusable="false")
 
 
 def _ranges() -> list[str]:

@@ -12,6 +12,7 @@ from onnxgrail.report.page.network import BlockRow
 SLENDER = 3.2  # maximum width in percent of a bar of the silhouette
 LOWEST = 1e-4  # relative error at the left end of the scale
 TICKS = (0.0, 0.01, 0.1, 1.0)  # errors at which a curve has grid lines
+ROW = 16  # pixels: height of a drawing in a row
 INSET = 2.5  # percent between the outermost dots and the ends
 
 
@@ -26,34 +27,30 @@ def svg(*children: Markup | None, height: int, label: str = "", class_: str = ""
     return el("svg", *children, class_=class_ or None, width="100%", height=height, focusable="false", **said)
 
 
-def silhouette(blocks: Sequence[BlockRow], label: str, height: int = 132) -> Markup:
+def silhouette(blocks: Sequence[BlockRow], label: str) -> Markup:
     """Draw the network from left to right: per block, an outline for its old width and a solid bar for its new one."""
     widest = max((block.width for block in blocks), default=1)
     slot = 100 / max(len(blocks), 1)
     thick = min(0.62 * slot, SLENDER)
-    middle = height / 2
+    height, middle = 132, 66.0
     shapes = [el("line", x1="0", x2="100%", y1=middle, y2=middle, class_="spine")]
     for number, block in enumerate(blocks):
         full = max(8.0, (height - 4) * math.sqrt(block.width / widest))
         x = (number + 0.5) * slot - thick / 2
         for size, style in ((full, "was"), (full * block.share, f"is k-{block.kind_class}")):
-            shapes.append(_upright(x, thick, middle, size, style))
+            top, sides = middle - size / 2, {"x": percent(x), "width": percent(thick)}
+            shapes.append(el("rect", **sides, y=top, height=size, rx=3, class_=style))
     return svg(*shapes, height=height, label=label, class_="silhouette")
 
 
-def _upright(x: float, thick: float, middle: float, size: float, style: str) -> Markup:
-    top = middle - size / 2
-    return el("rect", x=percent(x), width=percent(thick), y=top, height=size, rx=3, class_=style)
-
-
-def lying(block: BlockRow, widest: int, height: int = 16) -> Markup:
+def lying(block: BlockRow, widest: int) -> Markup:
     """Draw the width of one block in its row: an outline for its old width and a solid bar for its new one."""
     full = max(8.0, 100 * math.sqrt(block.width / max(widest, 1)))
     shapes = [
-        el("rect", x=percent(50 - size / 2), width=percent(size), y=1, height=height - 2, rx=4, class_=style)
+        el("rect", x=percent(50 - size / 2), width=percent(size), y=1, height=ROW - 2, rx=4, class_=style)
         for size, style in ((full, "was"), (full * block.share, f"is k-{block.kind_class}"))
     ]
-    return svg(*shapes, height=height)
+    return svg(*shapes, height=ROW)
 
 
 def on_scale(error: float) -> float:
@@ -62,12 +59,12 @@ def on_scale(error: float) -> float:
     return INSET + (100 - 2 * INSET) * place
 
 
-def dumbbell(block: BlockRow, height: int = 16) -> Markup | None:
+def dumbbell(block: BlockRow) -> Markup | None:
     """Draw the error before compensation (ring), after it (dot) and on held-out samples (diamond)."""
     known = [e for e in (block.plain, block.compensated, block.validation) if e is not None]
     if not known:
         return None
-    middle = height / 2
+    middle = ROW / 2
     shapes = [el("line", x1="0", x2="100%", y1=middle, y2=middle, class_="axis")]
     shapes += [
         el("line", x1=percent(x), x2=percent(x), y1=middle - 3, y2=middle + 3, class_="axis")
@@ -81,20 +78,10 @@ def dumbbell(block: BlockRow, height: int = 16) -> Markup | None:
     if block.compensated is not None:
         shapes.append(el("circle", cx=percent(on_scale(block.compensated)), cy=middle, r=4.5, class_="after"))
     if block.validation is not None:
-        shapes.append(_diamond(on_scale(block.validation), middle))
-    return svg(*shapes, height=height)
-
-
-def _diamond(x: float, y: float) -> Markup:
-    return el(
-        "svg",
-        el("path", d="M0 -5 L5 0 L0 5 L-5 0 Z", class_="heldout"),
-        x=percent(x),
-        y=y,
-        width=1,
-        height=1,
-        overflow="visible",
-    )
+        diamond = el("path", d="M0 -5 L5 0 L0 5 L-5 0 Z", class_="heldout")
+        x = percent(on_scale(block.validation))
+        shapes.append(el("svg", diamond, x=x, y=middle, width=1, height=1, overflow="visible"))
+    return svg(*shapes, height=ROW)
 
 
 def bar(share: float, style: str, height: int = 10) -> Markup:
@@ -117,20 +104,11 @@ def curve(points: Sequence[tuple[float, float]], chosen: float | None, label: st
     """
     path = " ".join(f"{100 * x:.2f},{100 * (1 - math.sqrt(min(max(y, 0), 1))):.2f}" for x, y in points)
     inner = height - 8
-    grid = [
-        el(
-            "line",
-            x1="0",
-            x2="100%",
-            y1=4 + inner * (1 - math.sqrt(e)),
-            y2=4 + inner * (1 - math.sqrt(e)),
-            class_="axis",
-        )
-        for e in TICKS
-    ]
+    ticks = {e: 4 + inner * (1 - math.sqrt(e)) for e in TICKS}
+    grid = [el("line", x1="0", x2="100%", y1=y, y2=y, class_="axis") for y in ticks.values()]
     grid += [
-        el("text", f"{100 * e:g} %", x="100%", y=4 + inner * (1 - math.sqrt(e)) + 11, text_anchor="end", class_="tick")
-        for e in TICKS
+        el("text", f"{100 * e:g} %", x="100%", y=y + 11, text_anchor="end", class_="tick")
+        for e, y in ticks.items()
         if e >= 0.1
     ]
     line = el(

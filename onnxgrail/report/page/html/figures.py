@@ -29,6 +29,10 @@ def size(value: float | None) -> str:
     return f"{value:.0f}{SPACE}B"
 
 
+SHOW = {"count": count, "bytes": size}
+"""Formats of the numbers of a summary, by their unit."""
+
+
 def change(before: float | None, after: float | None) -> str:
     """Format a relative change: −29.1 %."""
     if before is None or after is None or before == 0:
