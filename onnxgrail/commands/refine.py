@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,6 +22,7 @@ from onnxgrail.graph.io.model_file import external, load
 from onnxgrail.job.opening import opened
 from onnxgrail.job.places import places_of, reads, target_of
 from onnxgrail.job.resume import bind
+from onnxgrail.machine.files.paths import default_output
 from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.methods.refine.needed import recipe_of_fit
 from onnxgrail.methods.refine.steps import refine_other
@@ -79,7 +81,7 @@ def refine_model(
         MissingExtraError: torch is not installed.
     """
     recipe = recipe_of_fit(choices)
-    target = None if dry_run else target_of(model, output, default_name)
+    target = None if dry_run else target_of(model, output, partial(default_output, word="refined"))
     places = places_of(target, report=report, resume=resume, force=force)
     models = {"the input": model, "the reference": reference}
     used = {"the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
@@ -108,8 +110,3 @@ def refine_model(
     told = report_of_fit(prepared, job, small, fit)
     places.save_report(told)
     return Result(report=told, output=target, model=small, gates_passed=passes(results, recipe))
-
-
-def default_name(source: Path) -> Path:
-    """Return `model.refined.onnx` next to `model.onnx`."""
-    return source.with_name(f"{source.stem}.refined{source.suffix or '.onnx'}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -43,14 +43,9 @@ class Hits:
 
     def merge(self, other: Hits) -> Hits:
         """Return the sums over both sets of rows."""
-        return Hits(
-            rows=self.rows + other.rows,
-            texts=self.texts or other.texts,
-            right_a=self.right_a + other.right_a,
-            right_b=self.right_b + other.right_b,
-            loss_a=self.loss_a + other.loss_a,
-            loss_b=self.loss_b + other.loss_b,
-        )
+        names = [field.name for field in fields(self) if field.name != "texts"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Hits(texts=self.texts or other.texts, **sums)
 
 
 def classes_of(goals: Goals, shape: tuple[int, ...], mask: Bools | None) -> Ints | None:

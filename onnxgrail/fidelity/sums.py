@@ -17,6 +17,7 @@ from onnxgrail.fidelity.tables import alike
 
 CLASSES_LIMIT = 200_000
 NOT_LOGITS = ("embed", "pool", "hidden", "feature", "state")
+PER_SAMPLE = ("cosine", "error", "energy", "max_abs", "broken", "rows", "agree", "kl")  # arrays of `Distances`
 BLOCK = 2**22  # most values of one output to process at once, to limit the memory for float64 copies
 
 
@@ -82,21 +83,11 @@ class Distances:
 
     def total(self) -> Sums:
         """Return the sums over the samples."""
-        return Sums(
-            samples=len(self.rows),
-            cosine=float(self.cosine.sum()),
-            worst=float(self.cosine.min(initial=inf)) if self.real else inf,
-            error=float(self.error.sum()),
-            energy=float(self.energy.sum()),
-            max_abs=float(self.max_abs.max(initial=0.0)),
-            broken=int(self.broken.sum()),
-            rows=int(self.rows.sum()),
-            agree=int(self.agree.sum()),
-            kl=float(self.kl.sum()),
-            real=self.real,
-            logits=self.logits,
-            hits=self.hits,
-        )
+        sums: dict[str, Any] = {name: getattr(self, name).sum().item() for name in PER_SAMPLE}
+        sums["max_abs"] = float(self.max_abs.max(initial=0.0))
+        worst = float(self.cosine.min(initial=inf)) if self.real else inf
+        sums |= {"real": self.real, "logits": self.logits, "hits": self.hits}
+        return Sums(samples=len(self.rows), worst=worst, **sums)
 
 
 def add_batch(
@@ -240,8 +231,7 @@ def _joined(pieces: Sequence[Distances]) -> Distances:
     known = Hits()
     for piece in pieces:
         known = known.merge(piece.hits)
-    names = ("cosine", "error", "energy", "max_abs", "broken", "rows", "agree", "kl")
-    arrays: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names}
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in PER_SAMPLE}
     return Distances(**arrays, real=pieces[0].real, logits=pieces[0].logits, hits=known)
 
 

@@ -14,14 +14,13 @@ from onnxgrail.fidelity.kinds import SLACK, Part, parts_of
 from onnxgrail.fidelity.measures import MEASURES, Batch, active
 from onnxgrail.fidelity.result import Fidelity, Verdict, finish
 from onnxgrail.fidelity.spread import Spread
-from onnxgrail.fidelity.sums import BLOCK, Distances, Sums, distances, pairs, usable, widened
+from onnxgrail.fidelity.sums import BLOCK, PER_SAMPLE, Distances, Sums, distances, pairs, usable, widened
 from onnxgrail.fidelity.tables import kind_of
 from onnxgrail.fidelity.verdicts import rank, verdict_of
 
 FIRST = 16  # samples from which the content of an output is detected
 HELD = 2**26  # most bytes of these samples
 DISTANT = frozenset({"tokens", "labels"})  # kinds whose measure needs only distances
-PER_SAMPLE = ("cosine", "error", "energy", "max_abs", "broken", "rows", "agree", "kl")  # arrays of `Distances`
 
 
 class Tally:

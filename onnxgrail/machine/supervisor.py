@@ -45,7 +45,7 @@ def split() -> Callable[[int], None]:
     """
     prctl = _prctl()
     if prctl is None:
-        return _nobody
+        return lambda _: None
     import mmap
 
     told = mmap.mmap(-1, 2)  # shared memory; a pipe could get the number of a closed standard stream
@@ -65,10 +65,6 @@ def split() -> Callable[[int], None]:
         _end(status, told[1] if told[0] else None)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return lambda code: told.__setitem__(slice(2), bytes((True, code & 0xFF)))
-
-
-def _nobody(_: int) -> None:
-    """Ignore the exit code."""
 
 
 def _prctl() -> Any:

@@ -84,7 +84,7 @@ def test_whatever_else_lies_there_stays(tmp_path: Path) -> None:
 def test_a_draft_that_was_cleared_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locked, calls = drafts._locked, list[Path]()
+    locked, calls = drafts.locked, list[Path]()
 
     def late(folder: Path, *, wait: bool) -> int | None:
         if not calls:
@@ -92,7 +92,7 @@ def test_a_draft_that_was_cleared_before_it_was_locked_is_made_again(
             folder.rmdir()
         return locked(folder, wait=wait)
 
-    monkeypatch.setattr(drafts, "_locked", late)
+    monkeypatch.setattr(drafts, "locked", late)
     with drafts.draft(tmp_path) as folder:
         assert folder.is_dir()
         assert folder.parent != calls[0]

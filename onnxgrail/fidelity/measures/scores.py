@@ -86,7 +86,8 @@ def _scores(batch: Batch) -> Floats:
         p, q = np.where(seen, p, 0.0), np.where(seen, q, 0.0)
     p, q = flat(p), flat(q)
     if not rows:
-        found = _found(p > HALF, q > HALF)
+        a, b = p > HALF, q > HALF
+        found = _counts(a & b, a, b)
     higher = np.maximum(p, q)
     far, most = (np.where(higher > ACTIVE, v, 0.0).sum(axis=1) for v in (np.abs(p - q), higher))
     return np.stack([far, most, *found, *_top(p, q)], axis=1)
@@ -114,20 +115,19 @@ def active(part: Part, a: Floats, b: Floats) -> Bools:
     return np.asarray(masks[0] | masks[1])
 
 
-def _found(a: Bools, b: Bools) -> tuple[Floats, Floats, Floats]:
-    """Return per sample the number of positions that are positive in both models, in the first, in the second."""
-    return tuple(np.asarray(flat(v).sum(axis=1), np.float64) for v in (a & b, a, b))  # type: ignore[return-value]
+def _counts(*masks: Bools) -> list[Floats]:
+    """Return per sample the number of positions in each mask."""
+    return [np.asarray(flat(mask).sum(axis=1), np.float64) for mask in masks]
 
 
-def _labels(p: Floats, q: Floats, dominant: int | None, shown: Bools | None) -> tuple[Floats, Floats, Floats]:
-    """Return the same counts for the highest class per position, where it is not the dominant one."""
+def _labels(p: Floats, q: Floats, dominant: int | None, shown: Bools | None) -> list[Floats]:
+    """Count the positions with the same highest class in both models, and in each those of other than the dominant."""
     first, second = p.argmax(axis=-1), q.argmax(axis=-1)
     a, b = (np.ones(v.shape, bool) if dominant is None else v != dominant for v in (first, second))
     if shown is not None and first.shape[:2] == shown.shape:
         seen = widened(shown, a.ndim)
         a, b = a & seen, b & seen
-    both = a & b & (first == second)
-    return tuple(np.asarray(flat(v).sum(axis=1), np.float64) for v in (both, a, b))  # type: ignore[return-value]
+    return _counts(a & b & (first == second), a, b)
 
 
 def _top(p: Floats, q: Floats) -> tuple[Floats, Floats]:
@@ -142,7 +142,7 @@ def _top(p: Floats, q: Floats) -> tuple[Floats, Floats]:
 
 def _overlaps(table: Floats) -> Mapping[str, float]:
     sums = table.sum(axis=0)
-    named = {"f1": share(2 * sums[2], sums[3] + sums[4]), "top_1_percent": share(sums[5], sums[6])}
+    named = {"f1": _f1(sums), "top_1_percent": _overlap(sums)}
     return {name: float(value) for name, value in named.items() if np.isfinite(value)}
 
 
@@ -158,6 +158,10 @@ def _f1(sums: Floats) -> Floats:
     return share(2 * sums[..., 2], sums[..., 3] + sums[..., 4])
 
 
+def _overlap(sums: Floats) -> Floats:
+    return share(sums[..., 5], sums[..., 6])
+
+
 SCORES = Measure(
     name="F1 of scores above 0.5",
     higher=True,
@@ -169,21 +173,17 @@ SCORES = Measure(
     details=_overlaps,
     trials=lambda sums: float(sums[3] + sums[4]) / 2,
 )
-HIGHEST = Measure(  # if no score is above 0.5
+HIGHEST = replace(  # if no score is above 0.5
+    SCORES,
     name="overlap of the top 1 % of scores",
-    higher=True,
-    loss=SCORES.loss,
-    table=_scores,
-    value=lambda sums: share(sums[..., 5], sums[..., 6]),
-    losses=SCORES.losses,
-    worst=lambda table: share(table[:, 5], table[:, 6]),
-    details=_overlaps,
+    value=_overlap,
+    worst=_overlap,
     trials=lambda sums: float(sums[6]),
 )
 FAINT = replace(  # if no score is above 0.1
     HIGHEST,
     loss="share of other scores in the top 1 %",
-    losses=lambda table: 1 - share(table[:, 5], table[:, 6]),
+    losses=lambda table: 1 - _overlap(table),
 )
 
 

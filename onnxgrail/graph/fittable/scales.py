@@ -9,7 +9,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import MICROSOFT
+from onnxgrail.graph.attributes import MICROSOFT, integer
 from onnxgrail.graph.cuts.judged import judge_at
 from onnxgrail.graph.trace.facts import captures, constant_of, key
 from onnxgrail.graph.trace.survey import Operand, Survey
@@ -120,7 +120,7 @@ class _Finder:
         scale, bias, second = form
         rank, shape = len(self.facts.shapes[key(node)]), self.facts.shapes[key(node)]
         axis = 1 if second else rank - 1
-        if rank < 2 or _flag(node, "training_mode"):
+        if rank < 2 or integer(node, "training_mode"):
             return
         if node.op_type == "InstanceNormalization" and all(u.node.op_type == "Reshape" for u in node.outputs[0].uses()):
             return  # part of a decomposed group norm: its scale comes after the Reshape
@@ -253,8 +253,3 @@ def _behind_conv(node: ir.Node) -> bool:
     """Return True if the input comes from a convolution without other readers."""
     source = node.inputs[0].producer() if node.inputs[0] is not None else None
     return source is not None and source.op_type in ("Conv", "ConvTranspose") and _has_norm_behind(source)
-
-
-def _flag(node: ir.Node, name: str) -> bool:
-    found = node.attributes.get(name)
-    return found is not None and bool(found.value)

@@ -125,7 +125,7 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                 if attribute.type == onnx.AttributeProto.TENSOR:
                     yield attribute.t
                 yield from attribute.tensors
-                for graph in _bodies(attribute):
+                for graph in bodies(attribute):
                     yield from graph.initializer
 
 
@@ -134,7 +134,7 @@ def _nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node
         for attribute in node.attribute:
-            for graph in _bodies(attribute):
+            for graph in bodies(attribute):
                 yield from _nodes(graph.node)
 
 
@@ -143,10 +143,11 @@ def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     yield model.graph
     for node in _nodes(model.graph.node):
         for attribute in node.attribute:
-            yield from _bodies(attribute)
+            yield from bodies(attribute)
 
 
-def _bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+def bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    """Return the graphs in an attribute."""
     return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
 
 

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.core import Array
+from onnxgrail.graph.io.soundness import bodies
 from onnxgrail.graph.stored.declared import without_weights
 
 NARROW, WIDE = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
@@ -91,7 +92,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
             if attribute.HasField("t") and attribute.t.data_type == NARROW:
                 array = onnx.numpy_helper.to_array(attribute.t).astype(np.float32)
                 attribute.t.CopyFrom(onnx.numpy_helper.from_array(array, attribute.t.name))
-            for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            for body in bodies(attribute):
                 _graph(body)
         found.append(node)
         if rounds:  # the model rounds to bfloat16 here; continue in float32
@@ -105,7 +106,7 @@ def _read(node: onnx.NodeProto) -> set[str]:
     """Return the names that a node or its bodies read."""
     names = set(node.input)
     for attribute in node.attribute:
-        for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+        for body in bodies(attribute):
             names |= {value.name for value in body.output}.union(*map(_read, body.node))
     return names
 

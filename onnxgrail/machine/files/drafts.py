@@ -53,7 +53,7 @@ def clear(place: Path, prefix: str = HIDDEN) -> None:
     named = re.compile(f"{re.escape(prefix)}{kernel}-{RANDOM}")
     with contextlib.suppress(OSError):
         for folder in [path for path in place.iterdir() if named.fullmatch(path.name)]:
-            handle = _locked(folder, wait=False)
+            handle = locked(folder, wait=False)
             if handle is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(handle)
@@ -64,7 +64,7 @@ def _made(place: Path, prefix: str) -> tuple[Path, int | None]:
     kernel = _kernel()
     while kernel:
         folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{kernel}-", dir=place))
-        handle = _locked(folder, wait=True)
+        handle = locked(folder, wait=True)
         if handle is not None:
             return folder, handle
         try:
@@ -75,7 +75,7 @@ def _made(place: Path, prefix: str) -> tuple[Path, int | None]:
     return Path(tempfile.mkdtemp(prefix=prefix, dir=place)), None
 
 
-def _locked(folder: Path, *, wait: bool) -> int | None:
+def locked(folder: Path, *, wait: bool) -> int | None:
     """Return a handle that holds the lock of a folder; None if it cannot be locked, or if the folder is gone."""
     try:
         import fcntl

@@ -19,9 +19,9 @@ NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, err
 DEVICES = Path("/dev")
 
 
-def default_output(source: Path) -> Path:
-    """Return `model.compressed.onnx` next to `model.onnx`."""
-    return source.with_name(f"{source.stem}.compressed{source.suffix or '.onnx'}")
+def default_output(source: Path, word: str = "compressed") -> Path:
+    """Return `model.compressed.onnx`, or with another word, next to `model.onnx`."""
+    return source.with_name(f"{source.stem}.{word}{source.suffix or '.onnx'}")
 
 
 def path_of(source: object) -> Path | None:

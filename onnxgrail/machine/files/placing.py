@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxgrail.machine.files.checksums import sha256
+from onnxgrail.machine.files.drafts import locked
 from onnxgrail.machine.files.paths import sync
 
 DIGITS = (16, 32, 64)  # of a checksum in a file name; more only if another file has the shorter name
@@ -55,7 +56,10 @@ def place(target: Path, graph: Path, weights: Weights | None = None) -> None:
     Raises:
         OSError: a file cannot be moved.
     """
-    with _alone(target.parent):
+    with contextlib.ExitStack() as stack:
+        handle = locked(target.parent.resolve(), wait=True)  # against other runs that move files there, if possible
+        if handle is not None:
+            stack.callback(os.close, handle)
         if weights is not None:
             there = target.parent / weights.name
             sync(weights.path)
@@ -71,24 +75,6 @@ def place(target: Path, graph: Path, weights: Weights | None = None) -> None:
 
 def _holds(path: Path, digest: str) -> bool:
     return path.is_file() and sha256(path) == digest
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock a folder against other runs that move files to it, if the system can."""
-    handle = None
-    try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except (ImportError, OSError):  # Windows, network file systems without locks
-        pass
-    try:
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
 
 
 def _tidy(target: Path, current: str | None) -> None:

@@ -31,7 +31,7 @@ def conv_marks(site: Site) -> list[Mark]:
         return []
     groups = int(site.attribute("group", 1))
     channels = site.shape(0)[1]
-    fed = channels_of(site, 0)
+    fed = channels_of(site)
     labels: Ints | None
     if groups == 1:
         labels = _dense(site, fed)
@@ -43,13 +43,13 @@ def conv_marks(site: Site) -> list[Mark]:
         return []
     bias = 3 if site.node.op_type == "DeformConv" else 2
     site.passenger(bias, labels, BIAS)
-    return [Mark((1,), labels), *batch_of(site, 0)]
+    return [Mark((1,), labels), *batch_of(site)]
 
 
-def channels_of(site: Site, operand: int) -> Ints | None:
+def channels_of(site: Site) -> Ints | None:
     """Return the labels of axis 1; freeze marks on the spatial axes."""
     found = None
-    for mark in site.marks(operand):
+    for mark in site.marks(0):
         if 1 in mark.axes:
             found = site.collapse(mark, 1)
         elif mark.axes != (0,):
@@ -57,9 +57,9 @@ def channels_of(site: Site, operand: int) -> Ints | None:
     return found
 
 
-def batch_of(site: Site, operand: int) -> list[Mark]:
+def batch_of(site: Site) -> list[Mark]:
     """Return the marks of the batch axis alone."""
-    return [m for m in site.marks(operand) if m.axes == (0,)]
+    return [m for m in site.marks(0) if m.axes == (0,)]
 
 
 def _dense(site: Site, fed: Ints | None) -> Ints:
@@ -119,8 +119,8 @@ def narrow_conv(cut: Cut) -> None:
 )  # fmt: skip
 def spatial(site: Site) -> None:
     """Pass axis 1."""
-    labels = channels_of(site, 0)
-    marks = batch_of(site, 0)
+    labels = channels_of(site)
+    marks = batch_of(site)
     if site.out_shape()[0] != site.shape(0)[0]:
         site.freeze(marks, "it resizes the batch axis")
         marks = []
@@ -144,11 +144,10 @@ def narrow_resize(cut: Cut) -> None:
     sizes = np.array(cut.facts.values[name])
     if sizes.size == len(cut.shape(cut.output_name())):
         sizes[1] = int(stays.sum())
-        computed = cut.node.inputs[3]
-        if name in cut.facts.constants or computed is None:
+        if name in cut.facts.constants:
             cut.set_operand(3, sizes, "sizes")
         else:  # spatial sizes depend on the input and stay computed
-            cut.compute_operand(3, "Where", [np.arange(sizes.size) == 1, sizes, computed], "sizes")
+            cut.compute_operand(3, "Where", [np.arange(sizes.size) == 1, sizes, cut.operand(3)], "sizes")
 
 
 @rule("DeformConv", since=19)
@@ -177,8 +176,8 @@ def space_to_depth(site: Site) -> None:
 
 def _shuffle(site: Site, move: Callable[[Ints], Ints]) -> None:
     """Exchange channels and space; `move` returns the labels of each new channel, or all that meet in it."""
-    labels = channels_of(site, 0)
-    marks = batch_of(site, 0)
+    labels = channels_of(site)
+    marks = batch_of(site)
     if labels is not None:
         moved = move(labels)
         if moved.ndim > 1:

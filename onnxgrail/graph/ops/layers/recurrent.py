@@ -91,6 +91,5 @@ def narrow_recurrent(cut: Cut) -> None:
             continue
         axis = len(cut.shape(name)) - 1
         if cut.labels(name, axis) is None:
-            state = cut.node.inputs[operand]
-            assert state is not None
-            cut.compute_operand(operand, "Gather", [state, np.flatnonzero(stays)], hint, [ir.AttrInt64("axis", axis)])
+            along = [ir.AttrInt64("axis", axis)]
+            cut.compute_operand(operand, "Gather", [cut.operand(operand), np.flatnonzero(stays)], hint, along)

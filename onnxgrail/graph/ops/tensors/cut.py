@@ -36,6 +36,18 @@ class Cut:
     sizes: Sizes
 
     @property
+    def _graph(self) -> ir.Graph:
+        graph = self.node.graph
+        assert isinstance(graph, ir.Graph)
+        return graph
+
+    def operand(self, operand: int) -> ir.Value:
+        """Return an input that is present."""
+        value = self.node.inputs[operand]
+        assert value is not None
+        return value
+
+    @property
     def version(self) -> int:
         """Return the opset of the standard operators."""
         graph = self.node.graph
@@ -69,8 +81,7 @@ class Cut:
 
     def set_operand(self, operand: int, array: Array, hint: str) -> None:
         """Replace an input by a new constant."""
-        graph = self.node.graph
-        assert isinstance(graph, ir.Graph)
+        graph = self._graph
         while operand >= len(self.node.inputs):
             self.node.resize_inputs(operand + 1)
         self.node.replace_input_with(operand, constant(graph, array, f"{self.output_name()}/{hint}"))
@@ -84,32 +95,31 @@ class Cut:
         attributes: Sequence[ir.Attr] = (),
     ) -> None:
         """Replace an input by the output of a new node, inserted before this node."""
-        graph = self.node.graph
-        assert isinstance(graph, ir.Graph)
-        name = free_name(graph, f"{self.output_name()}/{hint}")
-        values = [v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs)]
-        node = ir.Node("", op, values, list(attributes), num_outputs=1, name=name)
-        node.outputs[0].name = name
-        graph.insert_before(self.node, node)
+        node = self._made(op, inputs, hint, attributes)
+        self._graph.insert_before(self.node, node)
         self.node.replace_input_with(operand, node.outputs[0])
 
     def correct_output(self, steps: Sequence[tuple[str, Callable[[ir.Value], Sequence[ir.Value | Array]]]]) -> None:
         """Insert nodes after the first output; its readers then read the output of the last node."""
-        graph = self.node.graph
-        assert isinstance(graph, ir.Graph)
         value, last = self.node.outputs[0], self.node
         readers = [(use.node, use.idx) for use in value.uses()]
         for op, inputs in steps:
-            name = free_name(graph, f"{self.output_name()}/{op}")
-            values = [
-                v if isinstance(v, ir.Value) else constant(graph, v, f"{name}/{k}") for k, v in enumerate(inputs(value))
-            ]
-            node = ir.Node("", op, values, num_outputs=1, name=name)
-            node.outputs[0].name = name
-            graph.insert_after(last, node)
+            node = self._made(op, inputs(value), op)
+            self._graph.insert_after(last, node)
             value, last = node.outputs[0], node
         for reader, position in readers:
             reader.replace_input_with(position, value)
+
+    def _made(
+        self, op: str, inputs: Sequence[ir.Value | Array], hint: str, attributes: Sequence[ir.Attr] = ()
+    ) -> ir.Node:
+        """Return a new node that is not in the graph yet."""
+        name = free_name(self._graph, f"{self.output_name()}/{hint}")
+        named = ((f"{name}/{number}", value) for number, value in enumerate(inputs))
+        values = [v if isinstance(v, ir.Value) else constant(self._graph, v, label) for label, v in named]
+        node = ir.Node("", op, values, list(attributes), num_outputs=1, name=name)
+        node.outputs[0].name = name
+        return node
 
     def set_int(self, name: str, value: int) -> None:
         """Set an integer attribute."""

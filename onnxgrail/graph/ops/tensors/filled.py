@@ -42,8 +42,7 @@ def is_filled(site: Site, operand: int) -> bool:
 def pick(cut: Cut, operand: int, lost: Mapping[int, Bools]) -> None:
     """Gather, per axis, the kept positions from an operand of full width; readers that keep the same share them."""
     for axis, stays in lost.items():
-        value, kept = cut.node.inputs[operand], np.flatnonzero(stays)
-        assert value is not None
+        value, kept = cut.operand(operand), np.flatnonzero(stays)
         known = next((node.outputs[0] for node in value.consumers() if _picks(node, value, axis, kept)), None)
         if known is not None:
             cut.node.replace_input_with(operand, known)

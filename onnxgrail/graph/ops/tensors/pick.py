@@ -69,10 +69,8 @@ def narrow_gather_elements(cut: Cut) -> None:
         cut.set_operand(1, known, "index")
         return
     for axis, stays in lost.items():
-        index = cut.node.inputs[1]
-        assert index is not None
         along = [ir.AttrInt64("axis", axis)]
-        cut.compute_operand(1, "Gather", [index, np.flatnonzero(stays)], f"index{axis}", along)
+        cut.compute_operand(1, "Gather", [cut.operand(1), np.flatnonzero(stays)], f"index{axis}", along)
 
 
 @rule("TopK")

@@ -94,13 +94,9 @@ def _lay_over(cut: Cut, change: Bools, sizes: Ints) -> None:
     change = change if right is None else change & ~right
     if not change.any():
         return
-    operand = cut.node.inputs[1]
-    assert operand is not None
     whole = np.array(cut.shape(cut.output_name()))[-len(sizes) :]
     for op, inputs in _in_proportion(np.where(change, sizes, 1), np.where(change, whole, 1)):
-        cut.compute_operand(1, op, inputs(operand), op)
-        operand = cut.node.inputs[1]
-        assert operand is not None
+        cut.compute_operand(1, op, inputs(cut.operand(1)), op)
 
 
 def _in_proportion(part: Ints, whole: Ints) -> list[Step]:
@@ -168,9 +164,8 @@ def _pick(cut: Cut, axis: int, stays: Bools, bounds: slice) -> int:
     """Gather the kept positions of a range with steps before the node; return their count."""
     picked = np.arange(len(stays))[bounds]
     renumbered = (np.cumsum(stays) - 1)[picked[stays[picked]]]
-    data = cut.node.inputs[0]
-    assert data is not None
-    cut.compute_operand(0, "Gather", [data, renumbered], f"picked{axis}", [ir.AttrInt64("axis", axis)])
+    along = [ir.AttrInt64("axis", axis)]
+    cut.compute_operand(0, "Gather", [cut.operand(0), renumbered], f"picked{axis}", along)
     return len(renumbered)
 
 
@@ -193,6 +188,4 @@ def _replace_bounds(cut: Cut, operand: int, sizes: Ints, change: Bools, hint: st
     if change.all() or cut.input_name(operand) in cut.facts.constants:
         cut.set_operand(operand, sizes, hint)
         return
-    old = cut.node.inputs[operand]
-    assert isinstance(old, ir.Value)
-    cut.compute_operand(operand, "Where", [change, sizes, old], hint)
+    cut.compute_operand(operand, "Where", [change, sizes, cut.operand(operand)], hint)

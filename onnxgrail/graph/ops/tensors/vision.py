@@ -21,8 +21,8 @@ def sampled(site: Site) -> None:
     """Pass axis 1; coordinates have no channels."""
     for operand in site.operands[1:]:
         site.freeze(site.marks(operand), WHERE)
-    labels = channels_of(site, 0)
-    whole = batch_of(site, 0)
+    labels = channels_of(site)
+    whole = batch_of(site)
     if site.node.op_type != "GridSample":
         site.freeze(whole, "it deals out the samples of the batch")
         whole = []
@@ -36,8 +36,8 @@ refused("MaxUnpool", why=NUMBERED, told="Refuse: the indices count through all c
 @rule("Col2Im", since=18)
 def column_to_image(site: Site) -> None:
     """Tie the taps of each kernel window, which become one channel."""
-    labels = channels_of(site, 0)
-    marks = batch_of(site, 0)
+    labels = channels_of(site)
+    marks = batch_of(site)
     if labels is not None:
         table = labels.reshape(site.out_shape()[1], -1)
         site.union(table[:, :1], table)
