@@ -12,7 +12,7 @@ from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
-from onnxgrail.core import INNER, KINDS, Block, Bools, Kind, Recipe
+from onnxgrail.core import INNER, KINDS, Bools, Kind, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import dead_of
 from onnxgrail.graph.cuts.places import located, nodes_of
@@ -20,6 +20,7 @@ from onnxgrail.graph.flatten.listed import unlisted_text
 from onnxgrail.graph.io.mapped import check_unchanged
 from onnxgrail.graph.io.model_file import bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.opaque import maps_text
+from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.job.places import places_of, reads
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
@@ -88,7 +89,7 @@ def inspect(
 def _inspected(prepared: Prepared, path: Path, recipe: Recipe, inner: Prepared) -> Inspection:
     survey, given, whole = prepared.survey, prepared.baseline, _totals(prepared)
     added = [one - two for one, two in zip(whole, _totals(given), strict=True)]  # by rotations, if channels are removed
-    size = bytes_on_disk(given.model, path) if path.exists() else len(_serialised(prepared))
+    size = bytes_on_disk(given.model, path) if path.exists() else len(to_bytes(prepared.given, run=False))
     shares: dict[str, dict[str, float]] = {}
     macs_inside = counting.macs(inner.model, inner.survey)
     for kind in (*KINDS, "all"):
@@ -105,7 +106,8 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, inner: Prepared) 
         lost = _gone(prepared, dead_of(survey, widths), whole[1])
         params, macs, gone = (a - b for a, b in zip(lost, more, strict=True))
         left = {"params": whole[0] - added[0] - params, "macs": (whole[1] - added[1] - macs) // prepared.samples}
-        predicted.append({"ratio": ratio, **left, "bytes": _left(size, gone)})
+        # Unknown if the weights are not stored at full size.
+        predicted.append({"ratio": ratio, **left, "bytes": size - gone if gone < size else None})
     return Inspection(
         path=str(path),
         params=whole[0] - added[0],
@@ -125,17 +127,6 @@ def _totals(prepared: Prepared) -> tuple[int, int, int]:
     return counting.parameters(model), counting.macs(model, prepared.survey), weight_bytes(model)
 
 
-def _serialised(prepared: Prepared) -> bytes:
-    from onnxgrail.graph.io.serial import to_bytes
-
-    return to_bytes(prepared.given, run=False)
-
-
-def _left(size: int, gone: int) -> int | None:
-    """Return the bytes that stay; None if the weights are not stored at full size, so that this is unknown."""
-    return size - gone if gone < size else None
-
-
 def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[int, int, int]:
     """Return the parameters, multiply-accumulates (of `macs` in all) and bytes that go with the dead units."""
     params, size = counting.removed(prepared.survey, dead)
@@ -146,19 +137,19 @@ def _entries(prepared: Prepared, kinds: Collection[Kind]) -> list[dict[str, Any]
     """Return the entries of all blocks of some kinds."""
     blocks, held = prepared.survey.blocks, counting.block_shares(prepared.survey, prepared.model)
     found = zip(blocks, held, nodes_of(prepared.model, blocks), strict=True)
-    return [_entry(block, share, prepared.samples, nodes) for block, share, nodes in found if block.kind in kinds]
-
-
-def _entry(block: Block, held: tuple[int, int], samples: int, nodes: list[str]) -> dict[str, Any]:
-    return {
-        "name": block.name,
-        "kind": block.kind,
-        "units": block.units,
-        "unit_size": block.unit_size,
-        "span": list(block.span),
-        "producers": sorted({s.initializer for s in block.producers}),
-        "consumers": sorted({s.initializer for s in block.consumers}),
-        "nodes": nodes,
-        "params": held[0],
-        "macs": held[1] // samples,
-    }
+    return [
+        {
+            "name": block.name,
+            "kind": block.kind,
+            "units": block.units,
+            "unit_size": block.unit_size,
+            "span": list(block.span),
+            "producers": sorted({s.initializer for s in block.producers}),
+            "consumers": sorted({s.initializer for s in block.consumers}),
+            "nodes": nodes,
+            "params": params,
+            "macs": macs // prepared.samples,
+        }
+        for block, (params, macs), nodes in found
+        if block.kind in kinds
+    ]

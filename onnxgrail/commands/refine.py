@@ -98,7 +98,7 @@ def refine_model(
             facts = facts_of(prepared, small, recipe.providers)
         bind(job, prepared, small=small, writes=places.beside())
         apart = external(small, save_as_external_data)
-        before = before_of(prepared, model, small, recipe)
+        before, files = before_of(prepared, model, small, recipe)
         unfitted, _ = verified(prepared, small, job)
         with job.clock.stage("refine"):
             refined = refine_other(prepared.as_written(), job, small, facts)
@@ -106,7 +106,7 @@ def refine_model(
         mark(small, recipe, command="refine")
         with job.clock.stage("write"):
             written = places.write(small, job, apart=apart, sources=[prepared.model, small])
-    fit = Fitted(before=before, refined=refined, written=written, unfitted=unfitted, fitted=fitted)
-    told = report_of_fit(prepared, job, small, fit)
+    made = Fitted(before=before, files=files, refined=refined, written=written, unfitted=unfitted, fitted=fitted)
+    told = report_of_fit(prepared, job, small, made)
     places.save_report(told)
     return Result(report=told, output=target, model=small, gates_passed=passes(results, recipe))

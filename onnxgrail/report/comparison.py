@@ -20,7 +20,7 @@ from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.machine.plain import SCHEMA, Plain
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Weight:
     """The size of a model: parameters, MACs per sample (None: not counted), and bytes including external data."""
 

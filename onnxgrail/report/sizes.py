@@ -21,6 +21,7 @@ from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.machine.files.checksums import sha256
 from onnxgrail.narrowing.decide import Decision
+from onnxgrail.report.comparison import Weight
 from onnxgrail.report.made import Made
 from onnxgrail.report.report import ModelChange
 
@@ -70,7 +71,6 @@ def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made)
     params = counting.parameters(before.model)
     gone, gone_bytes = counting.removed(survey, ledger.dead)
     after = counting.parameters(model) - gone if slim is None else counting.parameters(slim)
-    output = next(iter(written), None)
     path = prepared.path
     given = files_of(prepared.given, None) if path is None else files_of(before.model, path)
     if written:
@@ -80,25 +80,46 @@ def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made)
     else:
         size = given.bytes - gone_bytes - sum(a.bytes for a in applied)
     macs = (counting.macs(model, survey, ledger.dead) - sum(a.macs for a in applied)) // prepared.samples
+    was = Weight(
+        str(path or "model"), params, counting.macs(before.model, before.survey) // prepared.samples, given.bytes
+    )
+    budget = _budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size})
+    return change_of(was, Weight("", after, macs, size), given, written, share=share, budget=budget)
+
+
+def change_of(
+    before: Weight, after: Weight, given: Files, written: Mapping[Path, str], *, share: Share, budget: Any = None
+) -> ModelChange:
+    """Return what a report says about the model before and after.
+
+    Args:
+        before: the size of the model that was read, from `given`.
+        after: the size of the result.
+        given: the files that were read.
+        written: checksums of the files that were written, the model first.
+        share: the requested and the achieved ratio.
+        budget: the requested target and the achieved value.
+    """
+    output = next(iter(written), None)
     return ModelChange(
-        input=str(path or "model"),
+        input=before.path,
         output=None if output is None else str(output),
         sha256_before=given.sha256,
         sha256_after=None if output is None else written[output],
-        params_before=params,
-        params_after=after,
-        macs_before=counting.macs(before.model, before.survey) // prepared.samples,
-        macs_after=macs,
-        bytes_before=given.bytes,
-        bytes_after=size,
+        params_before=before.params,
+        params_after=after.params,
+        macs_before=before.macs,
+        macs_after=after.macs,
+        bytes_before=before.bytes,
+        bytes_after=after.bytes,
         asked_ratio=share.asked,
         achieved_ratio=share.achieved,
         ratio_of=share.of,
         ratio_total=share.total,
-        model_ratio=1 - after / params if params else 0.0,
+        model_ratio=1 - after.params / before.params if before.params else 0.0,
         sha256_data_before=given.data,
         sha256_data_after={file.name: digest for file, digest in written.items() if file != output},
-        budget=_budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size}),
+        budget=budget,
     )
 
 

@@ -203,13 +203,13 @@ def test_one_batch_is_not_enough() -> None:
 
 def test_only_one_block_is_in_torch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    real = fitting.program_of
+    real = fitting.trainable
 
-    def seen(piece: ir.Model, **options: Any) -> Any:
+    def seen(piece: ir.Model) -> Any:
         sizes.append(len(list(piece.graph)))
-        return real(piece, **options)
+        return real(piece)
 
-    monkeypatch.setattr(fitting, "program_of", seen)
+    monkeypatch.setattr(fitting, "trainable", seen)
     largest = []
     for depth in (3, 6):
         sizes.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -88,17 +89,15 @@ def macs(model: ir.Model, survey: Survey, dead: Bools | None = None) -> int:
         survey: its trace.
         dead: (ids,) mask of removed units; None for the dense model.
     """
-    shape = shapes(survey, dead)
-    return sum(_node_macs(node, survey, shape, dead) for node in model.graph)
+    return sum(node_macs(node, survey, dead) for node in model.graph)
 
 
 def effort(model: ir.Model, survey: Survey) -> list[int]:
     """Return the cost of running each node: its multiply-accumulates plus the number of its output elements."""
-    shape = shapes(survey, None)
     costs = []
     for node in model.graph:
         names = [v.name for v in node.outputs if v.name and v.name in survey.facts.shapes]
-        costs.append(_node_macs(node, survey, shape, None) + sum(math.prod(shape(name)) for name in names))
+        costs.append(node_macs(node, survey, None) + sum(math.prod(survey.facts.shapes[name]) for name in names))
     return costs
 
 
@@ -114,44 +113,32 @@ def shapes(survey: Survey, dead: Bools | None) -> Shapes:
 
 def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
     """Count the multiply-accumulates of one node on the probe feed."""
-    return _node_macs(node, survey, shapes(survey, dead), dead)
-
-
-def _node_macs(node: ir.Node, survey: Survey, shape: Shapes, dead: Bools | None) -> int:
     names = names_of(node.inputs)
     output = key(node)
     known = output in survey.facts.shapes and all(not n or n in survey.facts.shapes for n in names[:4])
     if node.op_type not in PRODUCTS or not known:
         return survey.repeated.get(output, 0)
+    shape, held = shapes(survey, dead), partial(_operand_shape, node, survey, dead)
     if node.op_type in MIXTURES:
-        return _mixture_macs(node, names, survey, shape, dead)
-    factor = 3 if node.op_type in BEHIND_SCALES else 1
-    weight = _operand_shape(node, factor, names[factor], survey, shape, dead)
+        form = mixture_of(node)
+        places = [m.weight for m in (form.up, form.down, form.gate) if name_of(node, m.weight) in survey.facts.shapes]
+        tokens = math.prod(shape(names[INPUT])[:-1])  # each uses the experts chosen for it
+        return tokens * form.top * sum(math.prod(held(k)[1:]) for k in places)
+    weight = held(3 if node.op_type in BEHIND_SCALES else 1)
     if node.op_type in RECURRENT:  # each step of each sample multiplies by both matrices once
-        steps = math.prod(shape(names[0])[:2])
-        return steps * (math.prod(weight) + math.prod(_operand_shape(node, 2, names[2], survey, shape, dead)))
+        return math.prod(shape(names[0])[:2]) * (math.prod(weight) + math.prod(held(2)))
     if node.op_type in CONVOLUTIONS:
         return math.prod(shape(output)) * math.prod(weight[1:])
     if node.op_type == "ConvTranspose":
         return math.prod(shape(names[0])) * math.prod(weight[1:])
-    inner = _operand_shape(node, 0, names[0], survey, shape, dead)
+    inner = held(0)
     contracted = inner[0] if node.op_type == "Gemm" and integer(node, "transA") else inner[-1]
     return math.prod(shape(output)) * contracted
 
 
-def _mixture_macs(node: ir.Node, names: list[str], survey: Survey, shape: Shapes, dead: Bools | None) -> int:
-    """Count the multiply-accumulates of a mixture of experts: each token uses the experts chosen for it."""
-    form = mixture_of(node)
-    places = [m.weight for m in (form.up, form.down, form.gate) if name_of(node, m.weight) in survey.facts.shapes]
-    each = sum(math.prod(_operand_shape(node, k, names[k], survey, shape, dead)[1:]) for k in places)
-    return math.prod(shape(names[INPUT])[:-1]) * form.top * each
-
-
-def _operand_shape(
-    node: ir.Node, position: int, name: str, survey: Survey, shape: Shapes, dead: Bools | None
-) -> tuple[int, ...]:
-    operand = survey.operands.get((key(node), position))
-    return shape(name) if operand is None or dead is None else operand.left(shape(name), dead)
+def _operand_shape(node: ir.Node, survey: Survey, dead: Bools | None, position: int) -> tuple[int, ...]:
+    operand, shape = survey.operands.get((key(node), position)), shapes(survey, dead)(name_of(node, position))
+    return shape if operand is None or dead is None else operand.left(shape, dead)
 
 
 def removed(survey: Survey, dead: Bools) -> tuple[int, int]:
@@ -181,9 +168,8 @@ def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
             nodes[number].append(node)
     found = []
     for number, block in enumerate(survey.blocks, start=1):
-        dead = np.zeros(survey.ids, dtype=bool)
-        dead[block.ids] = True
-        full, left = (sum(_node_macs(n, survey, shapes(survey, d), d) for n in nodes[number]) for d in (None, dead))
+        dead = survey.dead([block.ids])
+        full, left = (sum(node_macs(node, survey, d) for node in nodes[number]) for d in (None, dead))
         found.append((removed_of(holdings[number], dead)[0], full - left))
     return found
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Block, Bools, Ints
@@ -98,9 +97,7 @@ class Meter:
         key = (place, tuple([kept[number] for number in part.blocks]))
         found = self._known.get(key)
         if found is None:
-            dead = np.zeros(self._survey.ids, dtype=bool)
-            for number in part.blocks:
-                dead[self._survey.blocks[number - 1].ids[kept[number] :]] = True
+            dead = self._survey.dead(self._survey.blocks[n - 1].ids[kept[n] :] for n in part.blocks)
             found = self._known[key] = part.saved(dead), part.shape(dead)
         return found
 
@@ -113,10 +110,7 @@ def meter_of(model: ir.Model, survey: Survey, counted: Counted) -> Meter:
 
 def dead_of(survey: Survey, widths: Mapping[str, int]) -> Bools:
     """Return a mask of removed units that gives blocks these widths; units of one block cost the same."""
-    dead = np.zeros(survey.ids, dtype=bool)
-    for block in survey.blocks:
-        dead[block.ids[widths.get(block.name, block.units) :]] = True
-    return dead
+    return survey.dead(block.ids[widths.get(block.name, block.units) :] for block in survey.blocks)
 
 
 def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[Part]:

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from onnxgrail.graph.trace.facts import bodies
+_nodes = ir.traversal.RecursiveGraphIterator  # all nodes, including those in bodies
 
 
 def inlined(model: ir.Model) -> ir.Model:
@@ -111,11 +111,3 @@ def _fits(function: ir.Function, model: ir.Model) -> bool:
             if domain not in model.opset_imports and known.setdefault(domain, version) != version:
                 known[domain] = -1
     return all(known[domain] == version for domain, version in function.opset_imports.items())
-
-
-def _nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    """Yield all nodes, including those in bodies."""
-    for node in graph:
-        yield node
-        for body in bodies(node):
-            yield from _nodes(body)

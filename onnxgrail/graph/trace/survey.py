@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -162,6 +162,13 @@ class Survey:
     def compact(self) -> frozenset[str]:
         """Return the working arrays of constants whose stored form would grow if their numbers changed."""
         return frozenset(form.operand.param for held in self.holdings for form in held.forms if form.compact)
+
+    def dead(self, units: Iterable[Ints]) -> Bools:
+        """Return a mask (ids,) of these units as removed ones."""
+        found = np.zeros(self.ids, dtype=bool)
+        for ids in units:
+            found[ids] = True
+        return found
 
     def rotated(self, widths: Mapping[str, int]) -> bool:
         """Return True if a rotated stream or table loses channels with these widths, so that the rotation stays."""

@@ -90,14 +90,7 @@ def _narrowings(survey: Survey) -> list[Bools]:
     for bit in range(len(survey.blocks).bit_length()):
         chosen = [block for number, block in enumerate(survey.blocks, start=1) if number >> bit & 1]
         found += [[block.ids[first::2] for block in chosen] for first in range(2)]
-    return [_dead(survey.ids, gone) for gone in found]
-
-
-def _dead(count: int, gone: list[Ints]) -> Bools:
-    dead = np.zeros(count, dtype=bool)
-    for ids in gone:
-        dead[ids] = True
-    return dead
+    return list(map(survey.dead, found))
 
 
 def _aliases(model: ir.Model) -> dict[str, str]:

@@ -66,21 +66,12 @@ def _plot(points: Sequence[Point], before: float, key: str) -> Markup:
     most = max(max(point["loss"]["bound"], point["loss"]["mean"]) for point in points) or 1.0
     title, show = COSTS[key]
     path = [(1.0, 0.0), *((point[key] / before, point["loss"]["mean"] / most) for point in points)]
-    line = el(
-        "svg",
-        el(
-            "polyline",
-            points=" ".join(f"{100 * x:.2f},{100 * (1 - math.sqrt(y)):.2f}" for x, y in path),
-            class_="curve",
-        ),
-        x=drawing.percent(LEFT),
-        y=TOP,
-        width=drawing.percent(WIDE),
-        height=HEIGHT,
-        viewBox="0 0 100 100",
-        preserveAspectRatio="none",
-        overflow="visible",
+    curve, left, width = (
+        el("polyline", points=drawing.rooted(path), class_="curve"),
+        drawing.percent(LEFT),
+        drawing.percent(WIDE),
     )
+    line = el("svg", curve, x=left, y=TOP, width=width, height=HEIGHT, **drawing.STRETCHED, overflow="visible")
     dots = [_dot(point, before, most, key) for point in points]
     return el(
         "svg",

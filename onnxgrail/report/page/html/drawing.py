@@ -12,6 +12,7 @@ from onnxgrail.report.page.network import BlockRow
 SLENDER = 3.2  # maximum width in percent of a bar of the silhouette
 LOWEST = 1e-4  # relative error at the left end of the scale
 TICKS = (0.0, 0.01, 0.1, 1.0)  # errors at which a curve has grid lines
+STRETCHED = {"viewBox": "0 0 100 100", "preserveAspectRatio": "none"}  # of a drawing that fills its place
 ROW = 16  # pixels: height of a drawing in a row
 INSET = 2.5  # percent between the outermost dots and the ends
 
@@ -102,7 +103,7 @@ def curve(points: Sequence[tuple[float, float]], chosen: float | None, label: st
         label: for a screen reader.
         height: in pixels.
     """
-    path = " ".join(f"{100 * x:.2f},{100 * (1 - math.sqrt(min(max(y, 0), 1))):.2f}" for x, y in points)
+    path = rooted(points)
     inner = height - 8
     ticks = {e: 4 + inner * (1 - math.sqrt(e)) for e in TICKS}
     grid = [el("line", x1="0", x2="100%", y1=y, y2=y, class_="axis") for y in ticks.values()]
@@ -111,16 +112,9 @@ def curve(points: Sequence[tuple[float, float]], chosen: float | None, label: st
         for e, y in ticks.items()
         if e >= 0.1
     ]
+    under = el("polyline", points=f"0,100 {path} 100,100", class_="under")
     line = el(
-        "svg",
-        el("polyline", points=f"0,100 {path} 100,100", class_="under"),
-        el("polyline", points=path, class_="curve"),
-        x=0,
-        y=4,
-        width="100%",
-        height=inner,
-        viewBox="0 0 100 100",
-        preserveAspectRatio="none",
+        "svg", under, el("polyline", points=path, class_="curve"), x=0, y=4, width="100%", height=inner, **STRETCHED
     )
     marks: list[Markup] = []
     if chosen is not None:
@@ -131,6 +125,11 @@ def curve(points: Sequence[tuple[float, float]], chosen: float | None, label: st
             el("circle", cx=x, cy=y, r=4.5, class_="after"),
         ]
     return svg(*grid, line, *marks, height=height, label=label)
+
+
+def rooted(points: Sequence[tuple[float, float]]) -> str:
+    """Return the points of a line over a square of 100 by 100; the root of y, from 0 to 1, rises from the bottom."""
+    return " ".join(f"{100 * x:.2f},{100 * (1 - math.sqrt(min(max(y, 0), 1))):.2f}" for x, y in points)
 
 
 def at(points: Sequence[tuple[float, float]], x: float) -> float:
