@@ -228,12 +228,10 @@ def _first(ways: list[_Way], attempt: Callable[[int], _Draft], name: str) -> tup
         notes.append(f"{way} wrote a file that fails the check: {failed.told()}")
         kept = kept or draft
     if kept is None:
-        raise ModelError(f"{name} cannot be exported: {notes[0] if notes else 'no way'}", hint=_advice(ways))
+        open_ = ways and ways[0].subject.labels()
+        hint = "Try --static" if open_ else "Try another --opset, or change the module"
+        raise ModelError(f"{name} cannot be exported: {notes[0] if notes else 'no way'}", hint=hint)
     return kept, notes
-
-
-def _advice(ways: list[_Way]) -> str:
-    return "Try --static" if ways and ways[0].subject.labels() else "Try another --opset, or change the module"
 
 
 def _draft(way: _Way, path: Path, opset: int, check: bool, tolerance: float | None, *, external: bool) -> _Draft:

@@ -75,14 +75,9 @@ def find(spec: Any, inputs: Any, wish: Wish) -> Subject:
             raise UsageError(f"{text!r} names no model", hint=f"Give {SPECS}")
         if wish.task or wish.random:
             raise UsageError("--task and --random-weights are for models of hubs")
-        return _of_file(text, wish)
-
-
-def _of_file(text: str, wish: Wish) -> Subject:
-    """Run a function of a file and return its module, with its inputs if it returns them."""
-    with called(text, ModelError) as made:
-        module, inputs = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
-        return _given(Path(text).name, module, inputs, wish)
+        with called(text, ModelError) as made:
+            module, inputs = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
+            return _given(Path(text).name, module, inputs, wish)
 
 
 def _given(name: str, module: Any, inputs: Any, wish: Wish) -> Subject:

@@ -73,11 +73,8 @@ def worst(outputs: Sequence[Data]) -> Sequence[Data]:
     """Return the outputs that get a line: all if they are few, else the furthest from the original."""
     if len(outputs) <= SHOWN:
         return outputs
-    return sorted(outputs, key=_furthest, reverse=True)[: SHOWN - 1]
-
-
-def _furthest(output: Data) -> float:
-    return max((distance(verdict) for verdict in output.get("verdicts") or ()), default=0.0)
+    far = {output["name"]: max(map(distance, output.get("verdicts") or ()), default=0.0) for output in outputs}
+    return sorted(outputs, key=lambda output: far[output["name"]], reverse=True)[: SHOWN - 1]
 
 
 def _line(output: Data, mark: str, top: Data) -> str:

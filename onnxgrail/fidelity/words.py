@@ -75,7 +75,7 @@ def told(verdict: Data, judged: Data) -> Headline:
         caveat=caveat(judged),
         share=verdict["value"] if verdict["kind"] in SHARES | {"embedding"} else None,
         silent=silent,
-        far=not silent and is_far(verdict),
+        far=not silent and distance(verdict) > FAR,
     )
 
 
@@ -110,11 +110,6 @@ def distance(verdict: Data) -> float:
     loss, found = verdict.get("loss"), verdict.get("value")
     lost = 1 - found if verdict["higher"] and found is not None else 0.0
     return math.inf if _broken(verdict) else max(lost, loss or 0.0)
-
-
-def is_far(verdict: Data) -> bool:
-    """Return True if a result is hardly usable."""
-    return distance(verdict) > FAR
 
 
 def value(verdict: Data) -> str:

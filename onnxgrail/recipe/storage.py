@@ -125,11 +125,8 @@ def runs(model: ir.Model) -> list[Mapping[str, Any]]:
         found = json.loads(model.metadata_props.get(KEY, "[]"))
     except (ValueError, RecursionError):  # another tool's metadata under our key
         return []
-    return [run for run in found if _is_run(run)] if isinstance(found, list) else []
-
-
-def _is_run(run: Any) -> bool:
-    return isinstance(run, Mapping) and "command" in run and isinstance(run.get("recipe"), Mapping)
+    made = [run for run in found if isinstance(run, Mapping) and "command" in run] if isinstance(found, list) else []
+    return [run for run in made if isinstance(run.get("recipe"), Mapping)]
 
 
 def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -11,7 +13,7 @@ from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.fittable.pool import Entry, Plan, border_of, entry_of, framed, insert, plan_of, query_size
+from onnxgrail.graph.fittable.pool import Entry, Plan, border_of, entry_of, insert, plan_of, query_size, strips
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import VOCABULARY, Weights, feed, tiny
@@ -49,8 +51,10 @@ def run(model: ir.Model, given: dict[str, Array]) -> dict[str, Array]:
 @pytest.mark.parametrize(("rank", "millions"), [(2, 0.14), (4, 0.29), (8, 0.58), (16, 1.15), (32, 2.30), (128, 9.20)])
 def test_the_papers_counts_for_clip(rank: int, millions: float) -> None:
     """Table 8: 30 pixels around 224 x 224 x 3, an embedding of 512, keys for each of the four sides."""
-    plan = Plan(form="frame", rank=rank, query=512, value=framed(3, 224, 224, 30), sides=4)
-    assert framed(3, 224, 224, 30) == 69_840
+    image = Entry(value="x", dtype=ir.DataType.FLOAT, size=(3, 224, 224), rank=4, image=True)
+    border = sum(map(math.prod, strips(image, border_of(image))))
+    plan = Plan(form="frame", rank=rank, query=512, value=border, sides=4)
+    assert border == 69_840
     assert plan.parameters == rank * (69_840 + 4 * 512)
     assert round(plan.parameters / 1e6, 2) == pytest.approx(millions, abs=0.001)
 

@@ -14,11 +14,6 @@ from onnxgrail.fidelity.sums import cosines, flat
 QUIET = 0.1  # lower bound of a sample's energy, as a share of the mean energy
 
 
-def _labels_equal(batch: Batch) -> Floats:
-    far = batch.distances
-    return np.stack([far.agree, far.rows], axis=1).astype(np.float64)
-
-
 def _mean(sums: Floats) -> Floats:
     return share(sums[..., 0], sums[..., 1])
 
@@ -39,7 +34,12 @@ def _average(name: str, loss: str, table: Callable[[Batch], Floats], scale: floa
 
 
 LABELS = replace(
-    _average("equal values", "share of other values", _labels_equal, scale=0.8),
+    _average(
+        "equal values",
+        "share of other values",
+        lambda batch: np.stack([batch.distances.agree, batch.distances.rows], axis=1).astype(np.float64),
+        scale=0.8,
+    ),
     trials=lambda sums: float(sums[1]),
     stepped=True,
 )

@@ -34,7 +34,8 @@ def _inside(node: ir.Node, facts: Facts, model: ir.Model) -> int | None:
     if ports is None:
         return None
     passes, given = ports
-    counts = [_once(body, given, _captured(node, facts), facts, model) for body in bodies(node)]
+    outer = {name: (facts.dtypes[name], facts.shapes[name]) for name in captures(node) if name in facts.shapes}
+    counts = [_once(body, given, outer, facts, model) for body in bodies(node)]
     return None if any(count is None for count in counts) else passes * max(count or 0 for count in counts)
 
 
@@ -69,10 +70,6 @@ def _passes(node: ir.Node, limit: str, states: int, facts: Facts) -> int | None:
     known = facts.values.get(limit)
     most = int(known.ravel()[0]) if known is not None and known.size else MOST
     return most if most < MOST else None
-
-
-def _captured(node: ir.Node, facts: Facts) -> dict[str, Port]:
-    return {name: (facts.dtypes[name], facts.shapes[name]) for name in captures(node) if name in facts.shapes}
 
 
 def _once(body: ir.Graph, given: list[Port], captured: Mapping[str, Port], facts: Facts, model: ir.Model) -> int | None:

@@ -115,16 +115,12 @@ def _parts(
         for skip, branch in (operands, operands[::-1]):
             found = _part(node, skip, branch, order, ends, fixed)
             if found is not None:
-                _remember(ends, found, skip.name or "")
+                before = ends.get(skip.name or "")
+                if before is not None and before.begin == found.begin:
+                    del ends[before.end]
+                ends[found.end] = found
                 break
     return sorted(set(ends.values()), key=lambda part: max(order[n] for n in part.nodes))
-
-
-def _remember(ends: dict[str, _Part], found: _Part, skip: str) -> None:
-    """Store a part by its end, in place of an earlier part with the same beginning that ends at `skip`."""
-    if skip in ends and ends[skip].begin == found.begin:
-        del ends[skip]
-    ends[found.end] = found
 
 
 def _part(

@@ -73,11 +73,6 @@ class Plan:
         return positions * self.parameters
 
 
-def framed(channels: int, height: int, width: int, border: int) -> int:
-    """Return the number of border values of an image over all channels: 2 p C (H + W - 2 p)."""
-    return 2 * border * channels * (height + width - 2 * border)
-
-
 def entry_of(model: ir.Model, facts: Facts) -> Entry:
     """Return the entry: after the embedding of token ids, else the largest image, else another float input.
 
@@ -123,8 +118,7 @@ def plan_of(entry: Entry, opset: int, *, limit: int | None, rank: int, least: in
     if limit is None:
         return dataclasses.replace(plans[0], rank=rank)
     if entry.image and opset >= PADS_AS_INPUT:
-        channels, height, width = entry.size
-        pixels = framed(channels, height, width, border_of(entry))
+        pixels = sum(map(math.prod, strips(entry, border_of(entry))))
         plans.append(Plan(form="frame", rank=1, query=query, value=pixels, sides=len(SIDES)))
     for plan, low in zip(plans, [least if len(plans) > 1 else 1, 1], strict=False):
         found = min(rank, limit // plan.parameters)
@@ -161,11 +155,11 @@ def insert(model: ir.Model, entry: Entry, plan: Plan, keys: Sequence[Array], val
     """
     graph = model.graph
     with names_kept(graph):
-        value = _value(graph, entry.value)
+        value = next(v for v in (*graph.inputs, *(o for n in graph for o in n.outputs)) if v.name == entry.value)
         uses = [(use.node, use.idx) for use in value.uses()]
         made = _Maker(graph, entry)
-        query = made.query(value)
-        parts = [made.attend(query, k, v, side) for k, v, side in zip(keys, values, _sides(plan), strict=True)]
+        query, sides = made.query(value), SIDES if plan.form == "frame" else ("",)
+        parts = [made.attend(query, k, v, side) for k, v, side in zip(keys, values, sides, strict=True)]
         shift = made.image(parts[0]) if plan.form == "image" else parts[0]
         shift = made.frame(parts, border_of(entry)) if plan.form == "frame" else shift
         total = made.node("Add", [value, shift], "compensated", value.dtype or entry.dtype)
@@ -185,10 +179,6 @@ def strips(entry: Entry, border: int) -> list[tuple[int, int, int]]:
     channels, height, width = entry.size
     inner = height - 2 * border
     return [(channels, border, width)] * 2 + [(channels, inner, border)] * 2
-
-
-def _sides(plan: Plan) -> Sequence[str]:
-    return SIDES if plan.form == "frame" else ("",)
 
 
 class _Maker:
@@ -247,20 +237,9 @@ class _Maker:
 
 
 def _entry(value: ir.Value, facts: Facts, *, image: bool) -> Entry:
-    shape = _shape(value, facts)
+    name, shape = value.name or "", _shape(value, facts)
     size = _fixed(value) if image else shape[-1:]
-    return Entry(
-        value=value.name or "",
-        dtype=_type(value, facts),
-        size=size,
-        rank=len(shape),
-        image=image,
-    )
-
-
-def _value(graph: ir.Graph, name: str) -> ir.Value:
-    known = {v.name: v for v in graph.inputs} | {v.name: v for node in graph for v in node.outputs}
-    return known[name]
+    return Entry(value=name, dtype=_type(value, facts), size=size, rank=len(shape), image=image)
 
 
 def _ids(node: ir.Node) -> bool:

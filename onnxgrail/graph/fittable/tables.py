@@ -36,16 +36,10 @@ def tables(model: ir.Model) -> list[Table]:
     """Return every table whose readers are lookups of rows and products with its transpose."""
     found = []
     for name, _, readers in stored(model):
-        lookups = [node for node, place, turned in readers if not turned and _looks_up(node, place)]
-        products = [node for node, place, turned in readers if turned_in(node, place, turned) is True and _plain(node)]
+        taken = [node for node, place, turned in readers if node.op_type == "Gather" and (place, turned) == (0, False)]
+        lookups = [node for node in taken if integer(node, "axis") in (0, -2)]
+        multiplied = [node for node, place, turned in readers if turned_in(node, place, turned) is True]
+        products = [n for n in multiplied if number(n, "alpha", 1.0) == number(n, "beta", 1.0) == 1.0]
         if lookups and len(lookups) + len(products) == len(readers):
             found.append(Table(weight=name, lookups=tuple(lookups), products=tuple(products)))
     return found
-
-
-def _looks_up(node: ir.Node, place: int) -> bool:
-    return node.op_type == "Gather" and place == 0 and integer(node, "axis") in (0, -2)
-
-
-def _plain(node: ir.Node) -> bool:
-    return all(number(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))

@@ -7,6 +7,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -292,12 +293,8 @@ def loose(model: ir.Model) -> ir.Model:
         for value in graph.initializers.values():
             tensor = value.const_value
             if isinstance(tensor, Mapped) and not tensor.stated:
-                value.const_value = _later(tensor)
+                value.const_value = ir.LazyTensor(partial(in_memory, tensor), **fields(tensor))
     return model
-
-
-def _later(tensor: Mapped) -> ir.TensorProtocol:
-    return ir.LazyTensor(lambda: in_memory(tensor), **fields(tensor))
 
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol | None]:

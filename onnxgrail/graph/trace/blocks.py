@@ -62,7 +62,8 @@ def group(flow: Flow, model: ir.Model) -> Survey:
             stuck = Refusal(value=members[0].value, node="", op="", reason="there is only one unit, and one must stay")
         if stuck is not None:
             made = [m.roots for m in members if m.role == "producer"]
-            refusals.append(_located(cause(stuck, made, ties), members))
+            first = next(m for m in members if m.role == "producer")
+            refusals.append(dataclasses.replace(cause(stuck, made, ties), value=first.value, position=None))
             continue
         roots.sort(key=lambda root: places.get(root, root))
         ids = np.arange(count, count + len(roots))
@@ -229,11 +230,6 @@ def _probe(entry: _Entry, index: Ints, kind: Kind, probes: list[Probe]) -> int:
     pooled = index.shape[1] > 1 and kind not in ATTENTION and not inside
     probes.append(Probe(value=value, axis=axis, index=index, pooled=pooled, also=also, inside=inside))
     return len(probes) - 1
-
-
-def _located(stuck: Refusal, members: list[_Entry]) -> Refusal:
-    first = next(m for m in members if m.role == "producer")
-    return Refusal(value=first.value, node=stuck.node, op=stuck.op, reason=stuck.reason)
 
 
 def _unique(blocks: list[Block]) -> tuple[Block, ...]:

@@ -27,6 +27,10 @@ class Mark:
         shape = [size if axis in self.axes else 1 for axis, size in zip(axes, sizes, strict=True)]
         return np.broadcast_to(self.labels.reshape(shape), tuple(sizes))
 
+    def moved(self, axes: Sequence[int]) -> Mark:
+        """Return the mark on other axes, one for each of its own; their order may change."""
+        return Mark(tuple(sorted(axes)), self.labels.transpose(np.argsort(axes)))
+
     def along(self, axis: int) -> int:
         """Return the position of a tensor axis among the mark's axes."""
         return self.axes.index(axis)

@@ -26,16 +26,12 @@ def temporary_folder() -> Path:
     named = os.environ.get("TMPDIR")
     try:
         if named:
-            _try_out(Path(named))
+            with tempfile.TemporaryFile(dir=named) as file:
+                file.write(bytes(BLOCK))
+                file.flush()
         return Path(tempfile.gettempdir())
     except OSError as error:
         raise no_room(error, named) from error
-
-
-def _try_out(folder: Path) -> None:
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(bytes(BLOCK))
-        file.flush()
 
 
 @contextlib.contextmanager

@@ -68,7 +68,9 @@ class Folder:
         """
         self._place = place
         make_folder(place)
-        _no_links(place)
+        links = [name for name in (MANIFEST, STEPS, SCRATCH, LOCK) if (place / name).is_symlink()]
+        if links:  # files written to them would end up elsewhere
+            raise OutputError(f"--resume {str(place)!r}: {links[0]!r} is a link", hint="Choose another folder")
         self._read()  # refuses a folder of other files before anything is created in it
         self._lock = _locked(place)
         self._manifest = self._read()  # again, now that no other run writes to it
@@ -166,17 +168,6 @@ class Folder:
 
 def _words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
-
-
-def _no_links(place: Path) -> None:
-    """Refuse a folder whose parts are links: files written to it would end up elsewhere.
-
-    Raises:
-        OutputError: a part is a link.
-    """
-    links = [name for name in (MANIFEST, STEPS, SCRATCH, LOCK) if (place / name).is_symlink()]
-    if links:
-        raise OutputError(f"--resume {str(place)!r}: {links[0]!r} is a link", hint="Choose another folder")
 
 
 def _locked(place: Path) -> int | None:

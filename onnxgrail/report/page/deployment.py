@@ -42,7 +42,9 @@ def deployment(data: Mapping[str, Any]) -> Markup | None:
     entry = data.get("quantization") or {}
     kept, reason = entry.get("kept_float") or (), entry.get("kept_float_reason") or "outliers in their inputs"
     if kept:
-        parts.append(_listed(f"Kept in float: {figures.plural(len(kept), 'node')} ({reason})", kept))
+        title = f"Kept in float: {figures.plural(len(kept), 'node')} ({reason})"
+        nodes = el("ul", *(el("li", name(str(one))) for one in kept), class_="nodes")
+        parts.append(el("details", el("summary", title), nodes))
     if target is not None:
         said = "no problem found" if target["passed"] else "it would refuse this model"
         parts.append(el("h3", f"{target['table']}, table of {target['date']}: {said}"))
@@ -60,11 +62,6 @@ def _steps(data: Mapping[str, Any]) -> list[Sequence[Child]]:
         size = quantised["bytes_before"], quantised["bytes_after"]
         rows.append((f"Quantized to {quantised['kind']}: bytes", *map(figures.size, size), figures.change(*size)))
     return rows
-
-
-def _listed(title: str, names: Sequence[str]) -> Markup:
-    items = el("ul", *(el("li", name(str(one))) for one in names), class_="nodes")
-    return el("details", el("summary", title), items)
 
 
 def _finding(one: Mapping[str, Any]) -> Markup:

@@ -39,11 +39,13 @@ def header(data: Mapping[str, Any]) -> Markup:
 def sections(data: Mapping[str, Any]) -> list[Markup | None]:
     """Return the sections of the page."""
     notes = [el("li", figures.words(note)) for note in data["notes"]]
+    told = {point["number"]: point["command"] for point in data["points"]}
+    commands = [el("div", el("h3", f"Point {n}"), copied(f"command-{n}", command)) for n, command in told.items()]
     return [
         section("notes", "Notes", el("ul", *notes)) if notes else None,
         _plots(data),
         section("points", "Points", _table(data)),
-        section("commands", "Commands", *(_command(point) for point in data["points"])),
+        section("commands", "Commands", *commands),
     ]
 
 
@@ -146,8 +148,3 @@ def _costs(point: Point, model: Point) -> tuple[str, ...]:
     share = figures.share(point["latency_ms"] / model["latency_ms"]) if known else figures.NONE
     latency = figures.milliseconds(point["latency_ms"]) if known else figures.NONE
     return figures.count(point["params"]), figures.count(point["macs"]), figures.size(point["bytes"]), latency, share
-
-
-def _command(point: Point) -> Markup:
-    number = point["number"]
-    return el("div", el("h3", f"Point {number}"), copied(f"command-{number}", point["command"]))

@@ -119,7 +119,8 @@ def _strip(blocks: Sequence[BlockRow]) -> Markup:
         if not known:
             continue
         worst, where = max(known, key=lambda item: item[0])
-        label = f"{title}: largest {figures.error(worst)} in {where}, mean {figures.error(_mean(known))}"
+        mean = math.fsum(error for error, _ in known) / len(known)
+        label = f"{title}: largest {figures.error(worst)} in {where}, mean {figures.error(mean)}"
         items.append(el("h3", title.capitalize(), class_="small"))
         items.append(_cells(errors, blocks, label))
         items.append(el("p", "largest ", el("b", figures.error(worst)), " in ", name(where), class_="sub"))
@@ -151,7 +152,3 @@ def _cells(errors: Sequence[float | None], blocks: Sequence[BlockRow], label: st
 def _ranges() -> list[str]:
     ends = [figures.share(s, 1 if s < 0.01 else 0) for s in STEPS]
     return [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends)), f"{ends[-1]} and more"]
-
-
-def _mean(known: Sequence[tuple[float, str]]) -> float:
-    return math.fsum(error for error, _ in known) / len(known)

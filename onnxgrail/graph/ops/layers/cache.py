@@ -38,17 +38,17 @@ def adopt(site: Site, operand: int, mark: Mark, otherwise: str) -> str:
     Returns:
         '' if done, else the reason why not.
     """
-    chain = _chain(site, operand)
-    if chain is not None and not site.flow.interface and chain[-1].name in site.flow.state_axes:
+    copies = chain(site, operand)
+    if copies is not None and not site.flow.interface and copies[-1].name in site.flow.state_axes:
         return STATE
     last = len(site.shape(operand)) - 1
-    if chain is None or last + 1 not in RANKS or not set(mark.axes) & set(range(1, last)):
+    if copies is None or last + 1 not in RANKS or not set(mark.axes) & set(range(1, last)):
         return otherwise
     if not site.flow.interface:
         return CACHE
-    own = {site.key, *(key(v.producer()) for v in chain if v.producer() is not None)}  # type: ignore[arg-type]
+    own = {site.key, *(key(v.producer()) for v in copies if v.producer() is not None)}  # type: ignore[arg-type]
     marks: list[tuple[str, Mark]] = []
-    for value in chain:
+    for value in copies:
         early = [n for n in value.consumers() if key(n) in site.flow.seen - own and n.op_type not in SIZES]
         if early:
             return READ.format(f"{early[0].op_type} {early[0].name or key(early[0])}")
@@ -57,11 +57,6 @@ def adopt(site: Site, operand: int, mark: Mark, otherwise: str) -> str:
     for name, found in marks:
         site.flow.marks[name] = (found,)
     return ""
-
-
-def is_input(site: Site, operand: int) -> bool:
-    """Return True if an operand is an input of the model, or a copy of one."""
-    return _chain(site, operand) is not None
 
 
 def past(site: Site, operand: int, axis: int, heads: np.ndarray, otherwise: str) -> str:
@@ -108,7 +103,7 @@ def settle(flow: Flow, model: ir.Model) -> None:
             _keep(flow, marks, value, "it is an input of the model")
 
 
-def _chain(site: Site, operand: int) -> list[ir.Value] | None:
+def chain(site: Site, operand: int) -> list[ir.Value] | None:
     """Return the values from an operand back to the model input that it copies; None if it is computed."""
     value = site.node.inputs[operand]
     found: list[ir.Value] = []
@@ -130,9 +125,7 @@ def _before(node: ir.Node | None, mark: Mark) -> Mark:
     if node is None or node.op_type != "Transpose" or "perm" not in node.attributes:
         return mark
     order = node.attributes["perm"].as_ints()
-    axes = [order[a] for a in mark.axes]
-    ranking = np.argsort(axes)
-    return Mark(tuple(sorted(axes)), mark.labels.transpose(ranking))
+    return mark.moved([order[a] for a in mark.axes])
 
 
 def _holds_heads(flow: Flow, marks: Iterable[Mark], value: ir.Value) -> bool:

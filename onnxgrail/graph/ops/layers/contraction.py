@@ -75,9 +75,7 @@ def order_of(rank: int, *, moved: bool) -> list[int]:
 
 def placed(mark: Mark, own: str, result: str) -> Mark:
     """Return a mark on the axes of the result."""
-    places = [result.index(own[a]) for a in mark.axes]
-    order = sorted(range(len(places)), key=places.__getitem__)
-    return Mark(tuple(sorted(places)), mark.labels.transpose(order))
+    return mark.moved([result.index(own[a]) for a in mark.axes])
 
 
 def _narrowest(site: Site, mark: Mark, inner: str, weight: str, result: str) -> Mark:

@@ -164,7 +164,8 @@ def deformable(site: Site) -> None:
 @rule("DepthToSpace")
 def depth_to_space(site: Site) -> None:
     """Tie each block of r*r channels, which becomes one channel."""
-    _shuffle(site, lambda labels: _to_space(labels, int(site.attribute("blocksize")), site.attribute("mode", "DCR")))
+    block, rows = int(site.attribute("blocksize")) ** 2, site.attribute("mode", "DCR") == "CRD"
+    _shuffle(site, lambda labels: labels.reshape(-1, block) if rows else labels.reshape(block, -1).T)
 
 
 @rule("SpaceToDepth")
@@ -185,9 +186,3 @@ def _shuffle(site: Site, move: Callable[[Ints], Ints]) -> None:
             moved = moved[:, 0]
         marks.append(Mark((1,), moved))
     site.emit(marks)
-
-
-def _to_space(labels: Ints, size: int, mode: str) -> Ints:
-    """Return the (output channels, r*r) labels that meet in each output channel."""
-    block = size * size
-    return labels.reshape(-1, block) if mode == "CRD" else labels.reshape(block, -1).T

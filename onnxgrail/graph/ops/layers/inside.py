@@ -27,15 +27,16 @@ def inside(site: Site) -> None:
     places = [(0, len(site.shape(0)) - 1), (1, len(site.shape(1)) - 2), (1, len(site.shape(1)) - 1)]
     if site.flow.tables is not None:
         found = [_recorded(site, *place) for place in places]
-        site.emit([_outward(mark, places[2][1], last) for mark in found[2:] if mark is not None])
+        values = [mark for mark in found[2:] if mark is not None]
+        site.emit([Mark(tuple(a + last - places[2][1] for a in mark.axes), mark.labels) for mark in values])
         return
     rotation, kind = site.node.metadata_props[MARK], site.node.metadata_props[INSIDE]
     if kind == "vo":
         site.freeze(site.marks(0), HEADS)
-        values = _channels(site, *places[2])
-        if values is not None:
-            site.rank(values, "vo", rotation)
-            site.emit([Mark((last,), values)])
+        channels = _channels(site, *places[2])
+        if channels is not None:
+            site.rank(channels, "vo", rotation)
+            site.emit([Mark((last,), channels)])
         return
     queries, keys = (_channels(site, *place) for place in places[:2])
     if queries is None or keys is None:
@@ -58,11 +59,6 @@ def _recorded(site: Site, operand: int, axis: int) -> Mark | None:
     assert site.flow.tables is not None
     site.flow.tables[site.key, operand, axis] = mine[0]
     return mine[0]
-
-
-def _outward(mark: Mark, axis: int, last: int) -> Mark:
-    """Return the mark of values on the axes of the output."""
-    return Mark(tuple(a + last - axis for a in mark.axes), mark.labels)
 
 
 def _channels(site: Site, operand: int, axis: int) -> Ints | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from onnxgrail.graph.ops.layers.cache import adopt, is_input
+from onnxgrail.graph.ops.layers.cache import adopt, chain
 from onnxgrail.graph.ops.layers.contraction import (
     BIAS,
     CONTRACTED,
@@ -128,7 +126,7 @@ def product(site: Site, *, form: Form = PLAIN) -> None:
     for k, (side, marks) in enumerate(zip(sides, passing, strict=True)):
         offset = rank - len(side.shape)
         place = {a: a + offset for a in range(len(side.shape) - 2)} | {side.free: rank - 2 + k}
-        placed = [_placed(m, place) for m in marks]
+        placed = [m.moved([place[a] for a in m.axes]) for m in marks]
         for mark in placed:
             if min(mark.axes) < rank - 2:
                 site.kind(mark.labels, "heads")
@@ -157,13 +155,6 @@ def _side(site: Site, k: int, form: Form) -> _Side:
     shape = tuple(site.shape(k)[a] for a in order)
     contracted = own - (1 if (k == 0) != form.transposed[k] else 2)
     return _Side(k, order, shape, [permuted(m, order) for m in site.marks(k)], contracted, 2 * own - 3 - contracted)
-
-
-def _placed(mark: Mark, place: Mapping[int, int]) -> Mark:
-    """Return a mark on the axes of the output; their order may change."""
-    where = [place[a] for a in mark.axes]
-    ranking = np.argsort(where)
-    return Mark(tuple(sorted(where)), mark.labels.transpose(ranking))
 
 
 def _tied(site: Site, side: _Side) -> list[Mark]:
@@ -202,7 +193,7 @@ def _cached(site: Site) -> None:
             continue
         for mark in site.marks(other):
             heads = [a for a in mark.axes if 0 < a < len(shape) - 2 and shape[a] == site.shape(other)[a] > 1]
-            if len(heads) == 1 and is_input(site, k):
+            if len(heads) == 1 and chain(site, k) is not None:
                 tied = site.tie(mark, [a for a in mark.axes if a not in heads], CONTRACTED)
                 why = adopt(site, k, tied, UNLABELLED) if tied is not None else ""
                 site.freeze([tied] if tied is not None and why else [], why)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgrail.graph.ops.tensors.repeated import claim, is_repeated
+from onnxgrail.graph.ops.tensors.repeated import chain, claim
 from onnxgrail.graph.rotate.marked import PICKED
 from onnxgrail.graph.trace.causes import UNALIGNED
 from onnxgrail.graph.trace.flow import Site
@@ -155,7 +155,7 @@ def _respect(site: Site, shared: _Shared, dynamic: Sequence[Operand], shape: tup
             return []
         stuck = [a for a in other.full(current.axes, shape) if shape[a] > 1]
         if other.operand not in shared.owners and stuck and site.letter(other.operand) in "fbiu":
-            repeated = is_repeated(site, other.operand)
+            repeated = chain(site, other.operand)
             current = _claim(site, current, other, shape) if repeated else site.tie(current, stuck, UNLABELLED)
     return [] if current is None else [current]
 

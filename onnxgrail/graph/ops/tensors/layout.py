@@ -76,9 +76,7 @@ def transpose(site: Site) -> None:
 
 def permuted(mark: Mark, order: list[int]) -> Mark:
     """Return a mark after a transposition; `order` holds the original axis of each axis."""
-    where = [order.index(a) for a in mark.axes]
-    ranking = np.argsort(where)
-    return Mark(tuple(sorted(where)), mark.labels.transpose(ranking))
+    return mark.moved([order.index(a) for a in mark.axes])
 
 
 @rule("Expand")

@@ -22,13 +22,13 @@ def claim(site: Site, operand: int, mark: Mark) -> bool:
     Returns:
         False if the operand is not a repeated constant, or was already read without labels.
     """
-    chain = _chain(site, operand)
-    if not chain:
+    nodes = chain(site, operand)
+    if not nodes:
         return False
     facts, marks = site.flow.facts, site.flow.marks
-    own = {site.key, *(key(node) for node in chain)}
+    own = {site.key, *(key(node) for node in nodes)}
     steps: list[tuple[str, Mark]] = []
-    for node in chain:
+    for node in nodes:
         source, made = node.inputs[0], node.outputs[0]
         assert source is not None
         before, after = facts.shapes[source.name or ""], facts.shapes[made.name or ""]
@@ -43,16 +43,11 @@ def claim(site: Site, operand: int, mark: Mark) -> bool:
         mark = Mark(tuple(a - offset for a in mark.axes), mark.labels)
     for name, found in steps:
         marks[name] = (*marks.get(name, ()), found)
-    Site(site.flow, chain[-1], site.version).carry(0, mark)
+    Site(site.flow, nodes[-1], site.version).carry(0, mark)
     return True
 
 
-def is_repeated(site: Site, operand: int) -> bool:
-    """Return True if an operand is a repeated constant."""
-    return bool(_chain(site, operand))
-
-
-def _chain(site: Site, operand: int) -> list[ir.Node]:
+def chain(site: Site, operand: int) -> list[ir.Node]:
     """Return the nodes from an operand back to the constant that it repeats; empty for other operands."""
     value = site.node.inputs[operand]
     found: list[ir.Node] = []
