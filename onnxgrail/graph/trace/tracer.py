@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints, Refusal
 from onnxgrail.graph import ops  # noqa: F401  registers the rules
-from onnxgrail.graph.attributes import name_of, names_of
 from onnxgrail.graph.cost.repeated import in_bodies
 from onnxgrail.graph.fittable.consumers import unmarked
 from onnxgrail.graph.flatten.inner import unseen
@@ -103,12 +102,13 @@ def _aliases(model: ir.Model) -> dict[str, str]:
     copies: dict[str, str] = {}
     weights = {*model.graph.initializers, *(key(node) for node in model.graph if is_dequantised(node))}
     for node in model.graph:
-        source = name_of(node, 0)
+        source = node.inputs[0].name if node.inputs and node.inputs[0] is not None else None
         if node.op_type == "Identity" and source and (source in weights or source in found):
             found[key(node)] = found.get(source, source)
         if is_dequantised(node):
+            names = [v.name if v is not None else "" for v in node.inputs]
             attributes = sorted((name, str(a.value)) for name, a in node.attributes.items())
-            first = copies.setdefault(str((names_of(node.inputs), attributes)), key(node))
+            first = copies.setdefault(str((names, attributes)), key(node))
             if first != key(node):
                 found[key(node)] = first
     return found
@@ -150,7 +150,7 @@ def _freeze_stray_weights(flow: Flow, model: ir.Model) -> None:
     for node in model.graph:
         if key(node) in flow.aliases or node.op_type in SOURCES:
             continue
-        names = [(name, k) for k, name in enumerate(names_of(node.inputs)) if name]
+        names = [(v.name or "", k) for k, v in enumerate(node.inputs) if v is not None]
         for name, operand in [*names, *((name, BODY) for name in captures(node))]:
             readers[flow.aliases.get(name, name)].append((node, operand))
     outputs = {flow.aliases.get(v.name or "", v.name) for v in model.graph.outputs}
@@ -182,7 +182,8 @@ def _idle(flow: Flow, node: ir.Node, operand: int) -> bool:
     """Return True if a weight is multiplied by zeros only, as in the first step of an unrolled cell."""
     if node.op_type not in ("MatMul", "Gemm") or operand not in (0, 1):
         return False
-    value = flow.facts.values.get(name_of(node, 1 - operand))
+    other = node.inputs[1 - operand]
+    value = flow.facts.values.get(other.name or "") if other is not None else None
     return value is not None and not value.any() and key(node) in flow.facts.constants
 
 
