@@ -103,7 +103,7 @@ def judge(path: Path, trials: tuple[Trial, ...], tolerance: float | None) -> tup
 
 
 def _check(session: Session, trial: Trial, tolerance: float | None) -> Check:
-    from onnxgrail.torchgraph.guard import LIMIT, distance  # that folder imports torch
+    from onnxgrail.torchgraph.program import LIMIT, distance  # that folder imports torch
 
     feed = {name: as_array(tensor) for name, tensor in trial.subject.inputs.items()}
     try:

@@ -72,7 +72,7 @@ def _sizes(
     walk: Walk, goals: Sequence[str], names: Sequence[str], masks: Sequence[Bools | None]
 ) -> Mapping[str, Floats]:
     """Compute the gradient sizes of the named weights of one region."""
-    from onnxgrail.torchgraph.regional import gradient_sizes
+    from onnxgrail.torchgraph.slope import gradient_sizes
 
     expected, piece = walk.source(goals)(0), walk.piece(goals)
     names = [n for n in names if n in piece.graph.initializers]  # other weights don't reach the goals

@@ -19,8 +19,7 @@ import torch
 
 from onnxgrail.core import Array, Bools
 from onnxgrail.torchgraph.call import Tensor, as_array, as_tensor
-from onnxgrail.torchgraph.guard import agree
-from onnxgrail.torchgraph.program import Program, tensors, trainable
+from onnxgrail.torchgraph.program import Program, agree, tensors, trainable
 
 WARM = 0.05  # share of all steps in which the learning rate warms up
 PARTS = (0.4, 0.6, 0.8)  # step lengths on the line from the initial weights to the best ones

@@ -1,4 +1,7 @@
-"""A graph as a sequence of torch operations: any named value can be fed, overridden and fetched."""
+"""A graph as a sequence of torch operations: any named value can be fed, overridden and fetched.
+
+Its outputs are compared with those of ONNX Runtime before its gradients are used.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ import onnx_ir as ir
 import torch
 
 from onnxgrail.core import Array
+from onnxgrail.errors import ModelError
 from onnxgrail.graph.attributes import names_of
 from onnxgrail.graph.trace.facts import bodies, key
-from onnxgrail.torchgraph.call import Call, Function, Tensor, as_tensor, unsupported
+from onnxgrail.torchgraph.call import Call, Function, Tensor, as_array, as_tensor, unsupported
 from onnxgrail.torchgraph.ops import find
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+LIMIT = {2: 3e-2, 4: 1e-3, 8: 1e-6}  # by bytes per element of the model's dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -168,3 +173,49 @@ def _plain(attribute: ir.Attr, floats: torch.dtype | None) -> Any:
         return as_tensor(attribute.as_tensor().numpy(), floats)
     value = attribute.value
     return list(value) if isinstance(value, tuple | list) else value
+
+
+def check(found: Mapping[str, Tensor], expected: Mapping[str, Array], name: str) -> float:
+    """Check that torch and ONNX Runtime agree; return the largest relative difference over all values.
+
+    Raises:
+        ModelError: torch and ONNX Runtime disagree.
+    """
+    worst = 0.0
+    for value, wanted in expected.items():
+        got = as_array(found[value], np.dtype(np.float64))
+        if got.shape != wanted.shape:
+            raise _differ(name, value, f"shapes {list(got.shape)} and {list(wanted.shape)}")
+        gap = distance(got, wanted.astype(np.float64))
+        worst = max(worst, gap)
+        limit = LIMIT.get(wanted.dtype.itemsize, 0.0) if wanted.dtype.kind in "fV" else 0.0
+        if not gap <= limit:
+            raise _differ(name, value, f"a relative difference of {gap:.1e}")
+    return worst
+
+
+def agree(program: Program, inputs: Mapping[str, Array], expected: Mapping[str, Array], name: str) -> None:
+    """Run a program on inputs, and check its values.
+
+    Raises:
+        ModelError: torch and ONNX Runtime disagree.
+    """
+    with torch.no_grad():
+        check(program.run(tensors(inputs, program.floats), list(expected)), expected, name)
+
+
+def distance(got: Array, wanted: Array) -> float:
+    """Return the norm of the difference relative to the norm of `wanted`; infinities of equal sign agree."""
+    same = np.equal(got, wanted) | (np.isnan(got) & np.isnan(wanted))
+    with np.errstate(invalid="ignore"):
+        wrong = np.where(same, 0.0, got - wanted)
+    norm = float(np.linalg.norm(np.where(np.isfinite(wanted), wanted, 0.0).ravel()))
+    error = float(np.linalg.norm(wrong.ravel()))
+    return error / norm if norm else error
+
+
+def _differ(name: str, value: str, what: str) -> ModelError:
+    return ModelError(
+        f"{name}: torch and ONNX Runtime disagree on {value!r} ({what})",
+        hint="No gradients are taken from such a part; please report the model",
+    )

@@ -1,20 +1,21 @@
-"""Gradients of a loss with respect to weights, summed over calibration batches, without weight updates."""
+"""Gradients with respect to weights, without weight updates: of a loss, and of the norm of a region's output."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnxgrail.core import Array, Bools, Feed
+from onnxgrail.core import Array, Bools, Feed, Floats
 from onnxgrail.errors import ModelError
 from onnxgrail.torchgraph.call import Tensor, as_array
 from onnxgrail.torchgraph.fit import divergence, shown
-from onnxgrail.torchgraph.guard import agree
-from onnxgrail.torchgraph.program import tensors, trainable
+from onnxgrail.torchgraph.program import agree, check, tensors, trainable
+
+Sample = tuple[Mapping[str, Array], Bools | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,3 +141,37 @@ def _entropy(y: Tensor, ids: Tensor | None, mask: Bools | None, probable: bool) 
 def _square(y: Tensor, like: Tensor) -> Tensor:
     """Return the mean square of `y` relative to that of `like`."""
     return y.square().mean() / like.square().mean().clamp(min=1e-30)
+
+
+def gradient_sizes(
+    piece: ir.Model, names: Sequence[str], samples: Iterable[Sample], expected: Mapping[str, Array]
+) -> dict[str, Floats]:
+    """Compute the root mean square over samples of the gradient of ||f(x)||_2, per weight element.
+
+    Args:
+        piece: computes the region's outputs from its inputs.
+        names: weights to differentiate with respect to.
+        samples: the region's inputs, one sample at a time, with the mask of real tokens.
+        expected: ONNX Runtime's outputs for the first sample, to check that torch computes the same function.
+
+    Raises:
+        UnsupportedOpError: an operator without gradient.
+        ModelError: torch and ONNX Runtime disagree.
+    """
+    program = trainable(piece)
+    weights = {n: program.weights[n].detach().clone().requires_grad_() for n in names}
+    sums = {n: torch.zeros_like(w, dtype=torch.float64) for n, w in weights.items()}
+    count = 0
+    for inputs, mask in samples:
+        found = program.run(tensors(inputs, program.floats), list(expected), override=weights)
+        if not count:
+            check({n: y.detach() for n, y in found.items()}, expected, piece.graph.name or "the model")
+        size = sum(shown(y, mask).double().square().sum() for y in found.values())
+        size = torch.sqrt(size)
+        if float(size.detach()) > 0 and bool(torch.isfinite(size)):  # the root is not differentiable at zero
+            slopes = torch.autograd.grad(size, list(weights.values()), allow_unused=True)
+            for name, slope in zip(weights, slopes, strict=True):
+                if slope is not None:
+                    sums[name] += torch.nan_to_num(slope.double(), nan=0.0, posinf=0.0, neginf=0.0).square()
+        count += 1
+    return {n: np.sqrt(total.numpy() / max(count, 1)) for n, total in sums.items()}

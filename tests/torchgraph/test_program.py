@@ -16,8 +16,7 @@ from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.graph.io.model_file import load
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.torchgraph.call import as_array
-from onnxgrail.torchgraph.guard import check, distance
-from onnxgrail.torchgraph.program import program_of, tensors
+from onnxgrail.torchgraph.program import check, distance, program_of, tensors
 from tests.tiny import feed, mlp, tiny
 
 SHIPPED = ("char_llama", "digits_resnet", "digits_vit")

@@ -22,7 +22,7 @@ from onnxgrail.methods.refine import laco
 from onnxgrail.narrowing import gradients
 from onnxgrail.torchgraph import fit as fitting
 from onnxgrail.torchgraph.ops import OPS
-from onnxgrail.torchgraph.regional import gradient_sizes
+from onnxgrail.torchgraph.slope import gradient_sizes
 from tests.tiny import mlp, tiny, two_ends
 
 WIDTH = 12

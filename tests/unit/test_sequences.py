@@ -12,7 +12,7 @@ from onnxgrail.fidelity.intervals import of_count, unseen_share
 from onnxgrail.fidelity.kinds import parts_of
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, Lists
 from onnxgrail.fidelity.loss import Loss, worst_loss
-from onnxgrail.fidelity.measures.sequences import SEQUENCES
+from onnxgrail.fidelity.measures.scores import SEQUENCES
 from onnxgrail.finishing.empty import _samples
 
 COLUMNS = 6

@@ -5,8 +5,7 @@ from __future__ import annotations
 from onnxgrail.core import Floats
 from onnxgrail.fidelity.kinds import Part
 from onnxgrail.fidelity.measures.measure import Batch, Measure
-from onnxgrail.fidelity.measures.scores import CLASSES, FAINT, HIGHEST, SCORES, TOKENS, active
-from onnxgrail.fidelity.measures.sequences import SEQUENCES
+from onnxgrail.fidelity.measures.scores import CLASSES, FAINT, HIGHEST, SCORES, SEQUENCES, TOKENS, active
 from onnxgrail.fidelity.measures.values import BOXES, CENTERED, EMBEDDING, LABELS, UNREAD, VALUES
 
 __all__ = ["MEASURES", "SCALES", "Batch", "Measure", "active", "measure_of", "unread"]

@@ -12,9 +12,8 @@ from onnxgrail.report.page.brief import asked, plain
 from onnxgrail.report.page.command import options_of
 from onnxgrail.report.page.hero import brand, overview, title_of
 from onnxgrail.report.page.html import drawing, figures
-from onnxgrail.report.page.html.controls import controls, sortable
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
-from onnxgrail.report.page.html.table import framed, section, table
+from onnxgrail.report.page.html.table import controls, framed, section, sortable, table
 from onnxgrail.report.page.network import BlockRow, blocks_of, rows_of
 from onnxgrail.report.summary import Table, judged, summary_rows
 

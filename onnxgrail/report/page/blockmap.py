@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxgrail.report.page.html import drawing, figures
-from onnxgrail.report.page.html.controls import controls, sortable
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
-from onnxgrail.report.page.html.table import framed, section
+from onnxgrail.report.page.html.table import controls, framed, section, sortable
 from onnxgrail.report.page.network import BlockRow, LeftRow, Row, blocks_of, rows_of
 
 VALIDATION = "validation: on data left out of the fit, compared with the original network, earlier narrowing included"

@@ -1,4 +1,7 @@
-"""Op rules of quantized graphs: integers with scales pass like floats; fused integer kernels are refused."""
+"""Op rules of quantized graphs: integers with scales pass like floats; fused integer kernels are refused.
+
+So are convolutions that ONNX Runtime has converted to a processor-specific layout.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
 COMPRESS_FIRST = "its numbers are integers fused into the operator: compress the float model, then quantize it"
+BLOCKED = "it is in ONNX Runtime's own blocked layout: compress the file before optimising it offline"
+NCHWC = "com.microsoft.nchwc"
 ONE_RANGE = "dynamic quantization takes one range over all channels: compress the float model, then quantize it"
 WEIGHTS = {  # op -> operand that holds the weight, axis of its outputs
     "QLinearConv": (3, 0),
@@ -71,6 +76,24 @@ def fused_kernel(site: Site) -> None:
     """Refuse: an integer kernel with built-in weights."""
     operand, axis = WEIGHTS[site.node.op_type]
     reason = ONE_RANGE if "Integer" in site.node.op_type or "Dynamic" in site.node.op_type else COMPRESS_FIRST
+    _told(site, operand, axis, reason)
+
+
+@rule("Conv", domain=NCHWC)
+@rule("NhwcConv", "NhwcFusedConv", domain=MICROSOFT)
+def blocked_conv(site: Site) -> None:
+    """Refuse: its weight has a processor-specific layout."""
+    _told(site, 1, 0, BLOCKED)
+
+
+refused(
+    "ReorderInput", "ReorderOutput", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample",
+    why=BLOCKED, told="Refuse: channels are stored in blocks of a processor-specific size.", domain=NCHWC,
+)  # fmt: skip
+
+
+def _told(site: Site, operand: int, axis: int, reason: str) -> None:
+    """Refuse, and report the weight, whose outputs lie on this axis."""
     site.refuse(reason)
     if site.is_constant(operand) and len(site.shape(operand)) > axis:
         labels = site.weight(operand, axis)
