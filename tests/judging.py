@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from onnxgrail.calibration.judge import Judge
 
+Watch = Callable[[int], None]
+
+
+def _watched(monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
+    """Call a function before every judgment, with the number of models."""
+    whole, tail = Judge.loss, Judge.loss_of
+    monkeypatch.setattr(Judge, "loss", lambda judge, *c: (watch(len(c)), whole(judge, *c))[1])
+    monkeypatch.setattr(Judge, "loss_of", lambda judge, *c: (watch(1), tail(judge, *c))[1])
+
 
 @contextmanager
 def killed(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[None]:
     """Interrupt the run inside, which has to get there, at its `at`-th judgment."""
-    usual, left = Judge.loss, iter(range(at - 1, -1, -1))
+    left = iter(range(at - 1, -1, -1))
 
-    def loss(judge: Judge, *candidates: Any) -> Any:
+    def watch(_: int) -> None:
         if next(left) == 0:
             raise KeyboardInterrupt
-        return usual(judge, *candidates)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Judge, "loss", loss)
+        _watched(patch, watch)
         with pytest.raises(KeyboardInterrupt):
             yield
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that gets the number of models of every judgment from now on: 1 for a block alone, 2 for two halves."""
-    usual, seen = Judge.loss, list[int]()
-    monkeypatch.setattr(Judge, "loss", lambda judge, *c: (seen.append(len(c)), usual(judge, *c))[1])
+    seen = list[int]()
+    _watched(monkeypatch, seen.append)
     return seen

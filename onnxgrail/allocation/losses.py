@@ -87,13 +87,14 @@ def search_of(
 
 
 def evidence(search: Search, read: Callable[[View], T]) -> dict[str, T]:
-    """Apply `read` to each block of the original model; return its results by block name."""
+    """Apply `read` to each block of the original model, by where they begin; return its results by block name."""
     prepared = search.prepared
+    blocks = sorted(search.blocks, key=lambda block: block.span[0])
     nothing = weights.empty(prepared.survey)
     if search.dense is not None:
-        pairs = iter([(b, search.dense[b.name]) for b in search.blocks])
+        pairs = iter([(b, search.dense[b.name]) for b in blocks])
     else:
-        pairs = measured(prepared, search.blocks, search.recipe, progress=search.job.progress)
+        pairs = measured(prepared, blocks, search.recipe, progress=search.job.progress)
     found = {}
     for block, stats in pairs:
         arrays = weights.read(block, prepared.model, prepared.survey, nothing)

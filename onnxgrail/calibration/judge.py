@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -19,10 +20,10 @@ from onnxgrail.errors import DataError
 from onnxgrail.fidelity import Tally
 from onnxgrail.fidelity.kinds import Part
 from onnxgrail.fidelity.loss import Loss, worst_loss
-from onnxgrail.graph.cuts.scored import scored
+from onnxgrail.graph.cuts.scored import chosen_by, scored
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.io.serial import pack
-from onnxgrail.graph.rewrite.interface import between, fit
+from onnxgrail.graph.rewrite.interface import Port, between, fit
 
 HELD = 2**28  # bytes of the original's outputs that stay in memory
 
@@ -77,13 +78,38 @@ class Judge:
             outputs = [feed for slim, numbers in candidates for feed in self._outputs(slim, numbers)]
             return self._metric.losses(reference, outputs, labels)
         samples = tuple(number for _, numbers in candidates for number in numbers)
-        tally = Tally(self._comparer.clues, known=self._parts.setdefault(samples, {}))
+        tally = self._tally(samples)
         for slim, numbers in candidates:
             self._add(tally, slim, numbers)
-        found = worst_loss(tally)
-        if found is None:
-            raise DataError("the loss has no measure: none of the model's outputs can be compared")
-        return found
+        return _worst(tally)
+
+    def loss_of(self, runs: Iterable[Mapping[str, Array]], ports: Sequence[Port]) -> Loss:
+        """Return the loss of a candidate that is run elsewhere, without the user's function.
+
+        Args:
+            runs: for all feeds, those of the tensors of `read` that may differ from the original's.
+            ports: inputs and outputs that the candidate has narrower.
+
+        Raises:
+            DataError: no output can be compared.
+        """
+        numbers, names = tuple(range(len(self._batches))), self.read
+        tally = self._tally(numbers)
+        for number, fed, found in zip(numbers, self._batches.labelled(), runs, strict=True):
+            wanted = self._wanted(number, fed[0])
+            got = wanted | {output: found[name] for output, name in names.items() if name in found}
+            self._comparer.add(tally, fed, wanted, got, ports)
+        return _worst(tally)
+
+    @functools.cached_property
+    def read(self) -> Mapping[str, str]:
+        """Return the tensors of the model that are compared, by the name of the output."""
+        if self._shown is None:
+            return {value.name or "": value.name or "" for value in self._model.graph.outputs}
+        return {value.name or "": chosen_by(value) for value in self._shown.graph.outputs}
+
+    def _tally(self, samples: tuple[int, ...]) -> Tally:
+        return Tally(self._comparer.clues, known=self._parts.setdefault(samples, {}))
 
     def _originals(self, numbers: Sequence[int]) -> tuple[list[Feed], list[Labels | None]]:
         """Return the original's outputs for some feeds, and the labels of their samples."""
@@ -120,3 +146,15 @@ class Judge:
             self._held[number] = found
             self._room -= size
         return found
+
+
+def _worst(tally: Tally) -> Loss:
+    """Return the loss of the worst output.
+
+    Raises:
+        DataError: no output can be compared.
+    """
+    found = worst_loss(tally)
+    if found is None:
+        raise DataError("the loss has no measure: none of the model's outputs can be compared")
+    return found

@@ -36,7 +36,7 @@ from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import RECORD, Record
 from onnxgrail.narrowing.choosing import Run, needs_gram, room, scarce
-from onnxgrail.narrowing.layers import Refit, Stage, Task, as_decided, matrix_of, stages_of, tasks_of
+from onnxgrail.narrowing.layers import Refit, Stage, Task, as_decided, matrix_of, stages_at
 from onnxgrail.narrowing.ledgers import of_addition, with_addition
 from onnxgrail.narrowing.order import Turn, turns
 from onnxgrail.narrowing.two_networks import FOLDS, Pair, moments, starts_of
@@ -79,27 +79,19 @@ def sweep(run: Run, blocks: Sequence[Block]) -> float:
     prepared, recipe = run.prepared, run.recipe
     if not blocks:
         return 0.0
-    stages = stages_of(tasks_of(prepared, recipe, _planned(run, blocks)))
+    stages = stages_at(prepared, recipe, blocks, run.kept)
     pile = Pile(heavy=bool(in_files(prepared.model)))
     with ExitStack() as stack:
         opened = (stream_of(prepared, recipe, run.job.group, share=2) for _ in range(2))
         dense, narrow = (stack.enter_context(stream) for stream in opened)
         untouched = weights.empty(prepared.survey)
         starts = starts_of(dense, prepared.feed, untouched, run.job.steps)
-        walk = _Walk(run, Pair(dense, narrow, untouched, starts, recipe.seed), turns(blocks, stages))
+        walk = _Walk(run, Pair(dense, narrow, untouched, starts, recipe.seed, run.targets), turns(blocks, stages))
         for turn in walk.turns:
             walk.take(turn)
             pile.add(sum(room(block, prepared) for block in turn.blocks))
         run.changes = [_validated(change, run) for change in run.changes]
         return dense.forward + narrow.forward
-
-
-def _planned(run: Run, blocks: Sequence[Block]) -> Ledger:
-    """Return a ledger that removes the right number of units per block, although not the units finally chosen."""
-    ledger = weights.empty(run.prepared.survey)
-    for block in blocks:
-        ledger.dead[block.ids[run.kept[block.name] :]] = True
-    return ledger
 
 
 class _Walk:

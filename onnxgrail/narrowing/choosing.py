@@ -22,7 +22,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense, size_of
 from onnxgrail.calibration.stream.sizes import are_kept, rows_of_all
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.core import INNER, Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View
+from onnxgrail.core import INNER, Array, Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View
 from onnxgrail.graph import slots
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
@@ -41,11 +41,19 @@ class Run:
     """The state of the decisions during one call of `decide`.
 
     Attributes:
+        dense: statistics of the original model; targets: per batch, outputs of its layers; both if they are known.
         fitted: names of blocks whose consumers are all fitted later; these blocks are only narrowed until then.
     """
 
-    def __init__(self, prepared: Prepared, job: Job, kept: Mapping[str, int], dense: Dense | None = None) -> None:
-        self.prepared, self.job, self.kept, self.dense = prepared, job, kept, dense
+    def __init__(
+        self,
+        prepared: Prepared,
+        job: Job,
+        kept: Mapping[str, int],
+        dense: Dense | None = None,
+        targets: Sequence[Mapping[str, Array]] = (),
+    ) -> None:
+        self.prepared, self.job, self.kept, self.dense, self.targets = prepared, job, kept, dense, targets
         self.recipe = job.recipe
         self.ledger = weights.empty(prepared.survey)
         self.changes: list[Change] = []

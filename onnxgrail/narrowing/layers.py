@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.core import Array, Bools, Floats, Recipe
+from onnxgrail.core import Array, Block, Bools, Floats, Recipe
 from onnxgrail.graph.fittable.consumers import Consumer, behind, consumers
+from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 
 WIDER = 1.5  # outputs per input from which sums with the dense input are cheaper
@@ -138,13 +139,16 @@ def as_decided(stage: Stage, prepared: Prepared, recipe: Recipe, ledger: Ledger)
     return replace(stage, tasks=tuple(_task(task.consumer, prepared, recipe, ledger) for task in stage.tasks))
 
 
-def tasks_of(prepared: Prepared, recipe: Recipe, ledger: Ledger) -> list[Task]:
-    """Return the layers to fit, in node order. Of the ledger only the number of removed units matters."""
+def stages_at(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int]) -> list[Stage]:
+    """Return the layers to fit if blocks have these widths, in node order; which units are gone does not matter yet."""
     model, survey = prepared.model, prepared.survey
+    ledger = weights.empty(survey)
+    for block in blocks:
+        ledger.dead[block.ids[widths[block.name] :]] = True
     narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
     changed = behind(model, narrowed)
     found = [_task(c, prepared, recipe, ledger) for c in consumers(model, survey) if c.source in changed]
-    return [t for t in found if _asked(t, recipe)]
+    return stages_of([t for t in found if _asked(t, recipe)])
 
 
 def _asked(task: Task, recipe: Recipe) -> bool:

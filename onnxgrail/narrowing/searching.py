@@ -19,19 +19,19 @@ from onnxgrail.allocation.ladders import Cost
 from onnxgrail.allocation.losses import Search, search_of, tells
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.quantize.form import as_judged
 from onnxgrail.calibration.stream.dense import TOGETHER, Dense, size_of
-from onnxgrail.core import Block, Change, Recipe, View
+from onnxgrail.core import Array, Block, Change, Recipe, View
 from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.job import Job
-from onnxgrail.narrowing.bits.rounding import rounded
+from onnxgrail.narrowing.bits.rounding import in_few_bits
 from onnxgrail.narrowing.choosing import Run, decided, needs_data
 from onnxgrail.narrowing.grail import bring_back, settle
-from onnxgrail.options import WEIGHTS
+from onnxgrail.narrowing.two_networks import targets_of
 from onnxgrail.search.candidates import Task
 from onnxgrail.search.harms import Near
 
-PARTS = 4  # the data, their two halves and a part of one, of which a search keeps statistics
+PARTS = 4  # the data, their two halves and a part of one, of which a search keeps statistics and targets of fits
 
 
 def _reads_original(prepared: Prepared, recipe: Recipe) -> bool:
@@ -66,11 +66,9 @@ def narrow_of(recipe: Recipe) -> Narrow:
     return narrow
 
 
-def _settled(
-    part: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int], dense: Dense | None = None
-) -> Ledger:
+def _settled(run: Run, blocks: Sequence[Block]) -> Ledger:
     """Decide and compensate a candidate, in this process alone."""
-    run = Run(part, Job(recipe=recipe), widths, dense)
+    widths = run.kept
     settle(run, [b for b in blocks if widths[b.name] < b.units])
     bring_back(run)
     return run.ledger
@@ -95,19 +93,20 @@ def task_of(search: Search, cost: Cost, near: Near, half: Collection[str] = ()) 
             search.dense if part is prepared else dense_of(part, alone, blocks, NO_FILES, twice=True) if parts else None
         )
 
+    @functools.cache
+    def targets(part: Prepared) -> Sequence[Mapping[str, Array]]:
+        fits = parts and recipe.compensate == BEST
+        return targets_of(part, recipe, blocks, cache_bytes(recipe) // PARTS) if fits else ()
+
     def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
-        return _settled(part, recipe, blocks, widths, dense(part))
+        return _settled(Run(part, Job(recipe=recipe), widths, dense(part), targets(part)), blocks)
 
     def unfitted(part: Prepared, widths: Mapping[str, int]) -> Ledger:
         plain = dataclasses.replace(recipe, compensate="grail", closed_loop=False, norms="none")
-        return _settled(part, plain, blocks, widths, dense(part))
+        return _settled(Run(part, Job(recipe=plain), widths, dense(part)), blocks)
 
     def few(part: Prepared, slim: ir.Model, ledger: Ledger, bits: Bits) -> ir.Model:
-        if recipe.quantize not in ("none", *WEIGHTS):
-            return as_judged(part, slim, recipe, half)
-        if not bits and recipe.quantize == "none":
-            return slim
-        return rounded(part, slim, ledger, Job(recipe=recipe), bits).model
+        return in_few_bits(part, slim, ledger, recipe, bits, half)
 
     return Task(
         search=search,

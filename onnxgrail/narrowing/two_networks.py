@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from onnxgrail.algebra.moments.cross import Pairs, moments_of
 from onnxgrail.algebra.moments.regression import Moments, zero_moments
 from onnxgrail.algebra.moments.triangles import unpacked
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.threads import Step, pass_by, share
 from onnxgrail.calibration.stream import rows
 from onnxgrail.calibration.stream.rows import Where
+from onnxgrail.calibration.stream.sizes import bytes_left, scale_of
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.core import Array, Bools, Floats, Ints
+from onnxgrail.calibration.streaming import stream_of
+from onnxgrail.core import Array, Block, Bools, Floats, Ints, Recipe
+from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.group.sums import Shard, Tally
 from onnxgrail.machine.progress import Tick
 from onnxgrail.machine.steps.codec import Record
 from onnxgrail.machine.steps.steps import Steps
-from onnxgrail.narrowing.layers import Stage
+from onnxgrail.narrowing.layers import Stage, stages_at
 
 FOLDS = 4  # folds of the samples; the last one is held out
 ROWS = 65536  # rows to fit on, or sixteen per regressor if that is more
 SUMS = 6  # arrays per part of the rows
 
-Side = tuple[dict[str, Array], dict[str, Array]]
+Side = tuple[Mapping[str, Array], Mapping[str, Array]]
 """Tensors of one batch in the dense and in the narrowed network."""
 
 
@@ -39,6 +44,7 @@ class Pair:
         untouched: the ledger of the dense network.
         starts: per batch of all processes, the number of its first sample.
         seed: of the random choice of rows.
+        known: per batch, tensors of the dense network that need no run of it.
     """
 
     dense: Stream
@@ -46,6 +52,7 @@ class Pair:
     untouched: Ledger
     starts: Ints
     seed: int
+    known: Sequence[Mapping[str, Array]] = ()
 
     @contextmanager
     def following(self, stage: Stage, ledger: Ledger, end: int, ways: int) -> Iterator[Step[Side]]:
@@ -62,7 +69,13 @@ class Pair:
         with self._targets(stage, end, ways) as goals, self._inputs(stage, ledger, ways) as found:
             yield lambda place: (goals(place), found(place))
 
-    def _targets(self, stage: Stage, end: int, ways: int) -> AbstractContextManager[Step[dict[str, Array]]]:
+    def _targets(self, stage: Stage, end: int, ways: int) -> AbstractContextManager[Step[Mapping[str, Array]]]:
+        if self.known and any(all(name in found for name in stage.goals) for found in self.known):
+            self._later(self.dense, lambda: self._computed(stage, end, ways), ways)
+            return nullcontext(lambda place: self.known[place])
+        return self._computed(stage, end, ways)
+
+    def _computed(self, stage: Stage, end: int, ways: int) -> AbstractContextManager[Step[Mapping[str, Array]]]:
         there = 0 if self.dense.holds(stage.goals) else end
         return self.dense.following(stage.goals, self.untouched, there, ways)
 
@@ -72,16 +85,20 @@ class Pair:
 
     def skip(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> None:
         """Leave out what `sums` does with the same arguments, where the fit is known; each stream catches up alone."""
-        shard, ways = self.dense.shard, self._ways(stage, parts)
-
-        def passed(opened: AbstractContextManager[Step[dict[str, Array]]]) -> None:
-            with opened as step:
-                pass_by(shard, ways, step)
-
-        self.dense.later(lambda: passed(self._targets(stage, end, ways)))
-        self.narrow.later(lambda: passed(self._inputs(stage, ledger, ways)))
-        for _ in shard.numbers:
+        ways = self._ways(stage, parts)
+        self._later(self.dense, lambda: self._computed(stage, end, ways), ways)
+        self._later(self.narrow, lambda: self._inputs(stage, ledger, ways), ways)
+        for _ in self.dense.shard.numbers:
             tick()
+
+    def _later(self, stream: Stream, opened: Callable[[], AbstractContextManager[Step[Any]]], ways: int) -> None:
+        """Leave out a walk of a stream until the stream is needed."""
+
+        def passed() -> None:
+            with opened() as step:
+                pass_by(self.dense.shard, ways, step)
+
+        stream.later(passed)
 
     def sums(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> tuple[Floats, ...]:
         """Sum over the rows of every part; outputs of all layers are side by side.
@@ -180,6 +197,25 @@ def moments(sums: Sequence[Floats], stage: Stage, dense: Array | None) -> list[M
         found.append(moments_of(unpacked(gram, stage.features), *others, dense=dense))
         del gram, others
     return found
+
+
+def targets_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], most: int) -> Sequence[Mapping[str, Array]]:
+    """Return per batch what all layers should compute, for many fits to the same data.
+
+    Args:
+        prepared: the model and its data.
+        recipe: the options.
+        blocks: the blocks that may be narrowed.
+        most: bytes that all that may take; if it takes more, the result is empty.
+    """
+    untouched = weights.empty(prepared.survey)
+    stages = stages_at(prepared, recipe, blocks, {block.name: block.units - 1 for block in blocks})
+    names = list(dict.fromkeys(name for stage in stages for name in stage.goals))
+    scale = scale_of(prepared.batches, prepared.survey)
+    if sum(bytes_left(prepared.survey, name, untouched, scale) for name in names) > most:
+        return ()
+    with stream_of(prepared, recipe) as stream:
+        return tuple(stream.record(names, untouched))
 
 
 def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, steps: Steps) -> Ints:

@@ -17,9 +17,11 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of, spread
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared, narrowed
+from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Change, Floats, View
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.rewrite.interface import changed
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.search.bits import harms_of_bits, split, step_of
@@ -111,22 +113,30 @@ def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Fl
 
 
 def _alone(task: Task, tick: Tick) -> list[Harm]:
-    """Return the losses of all blocks alone, without fits of other layers."""
+    """Return the losses of all blocks alone, without fits of other layers.
+
+    Only the nodes from a block on are run: what the original computes before them stays in memory.
+    """
     search, steps = task.search, task.search.job.steps.alone()
     prepared = search.prepared
     ladders = {ladder.name: ladder for ladder in search.ladders}
     nothing = weights.empty(prepared.survey)
-    some = _some(prepared, len(ladders), task.near)
-    with Judge(prepared.model, some, search.recipe.providers) as judge:
-        every = range(len(some))
+    part = replace(prepared, batches=_some(prepared, len(ladders), task.near))
+    with (
+        Judge(prepared.model, part.batches, search.recipe.providers) as judge,
+        stream_of(part, search.recipe) as stream,
+    ):
 
         def trial(change: Change) -> Tried:
             ledger = weights.record(change, prepared.model, prepared.survey, nothing)
-            loss = judge.loss((narrowed(prepared, ledger), every))
+            ports = changed(prepared.model, prepared.survey, ledger.dead)
+            names = stream.after(judge.read.values())
+            loss = judge.loss_of(stream.record(names, ledger), ports)
             return loss.mean, loss.kind
 
         def read(view: View) -> Harm:
             ladder: Ladder = ladders[view.block.name]
+            stream.advance(nothing, view.block.span[0])
             harm = steps.once(
                 f"harm {ladder.name}", lambda: harm_of(view, ladder, search.narrow, trial, task.near), HARM
             )

@@ -11,7 +11,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -307,6 +307,12 @@ class Stream:
         """Return True if all these tensors are cached."""
         self._catch_up()
         return all(name in self._cache for name in names)
+
+    def after(self, names: Iterable[str]) -> list[str]:
+        """Return those of the tensors that are computed after the cut."""
+        self._catch_up()
+        makers = {name: self._index.values[name].producer() for name in names}
+        return [name for name, node in makers.items() if node and self._index.order[node] >= self.position]
 
     def let_go(self) -> None:
         """Drop the tensors cached beyond the cut."""

@@ -33,6 +33,14 @@ def scored(model: ir.Model) -> ir.Model | None:
     return copy
 
 
+def chosen_by(shown: ir.Value) -> str:
+    """Return the name of the tensor that an output of `scored` shows."""
+    node = shown.producer()
+    assert node is not None
+    assert node.inputs[0] is not None
+    return node.inputs[0].name or ""
+
+
 def _scores(label: ir.Value) -> ir.Value | None:
     """Return the scores by which a label was chosen."""
     node = label.producer()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.quantize.form import as_judged
 from onnxgrail.calibration.quantize.light import light_of, storable
-from onnxgrail.core import Refusal
+from onnxgrail.core import Recipe, Refusal
 from onnxgrail.graph.bits.folded import HALF, Weight
 from onnxgrail.graph.bits.plan import FLOAT, NONE, SPARED, by_channel, plan_of
 from onnxgrail.graph.bits.store import declare
@@ -26,6 +27,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.entry import Entry
 from onnxgrail.narrowing.bits.sides import own
 from onnxgrail.narrowing.bits.walk import Walk
+from onnxgrail.options import WEIGHTS
 
 RANDOM = "there are no calibration data"
 UNMEASURED = "its inputs are not measured"
@@ -55,6 +57,26 @@ class Bits:
             return told
         why = "; ".join(dict.fromkeys(entry.reason for entry in plain))
         return [*told, f"{len(plain)} of {len(self.entries)} weights are rounded to nearest: {why}"]
+
+
+def in_few_bits(
+    part: Prepared, slim: ir.Model, ledger: Ledger, recipe: Recipe, bits: Mapping[str, int], half: Collection[str]
+) -> ir.Model:
+    """Return a candidate of a search as it is judged, in the bits of the recipe or of the search.
+
+    Args:
+        part: the dense model and the data to which the candidate was fitted.
+        slim: the candidate in float.
+        ledger: the decisions that narrowed it.
+        recipe: the options.
+        bits: by weight, see `plan_of`.
+        half: weights that have 16 bits.
+    """
+    if recipe.quantize not in ("none", *WEIGHTS):
+        return as_judged(part, slim, recipe, half)
+    if not bits and recipe.quantize == "none":
+        return slim
+    return rounded(part, slim, ledger, Job(recipe=recipe), bits).model
 
 
 def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: Mapping[str, int] = NONE) -> Bits:

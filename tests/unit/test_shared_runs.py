@@ -1,0 +1,158 @@
+"""A search runs the original model once: trials and fits of candidates read what it computes from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from onnxgrail.algebra.fit.compensate import COMPENSATORS
+from onnxgrail.algebra.method import reduce_and_compensate
+from onnxgrail.algebra.reducers import REDUCERS
+from onnxgrail.algebra.select.selectors import SELECTORS
+from onnxgrail.calibration.judge import Judge
+from onnxgrail.calibration.prepare import prepare
+from onnxgrail.calibration.prepared import Prepared, narrowed
+from onnxgrail.calibration.streaming import stream_of
+from onnxgrail.core import Array, Block, View
+from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.rewrite.interface import changed
+from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.choosing import Run
+from onnxgrail.narrowing.grail import settle
+from onnxgrail.narrowing.two_networks import targets_of
+from onnxgrail.options import Recipe
+from tests.tiny import tiny, two_mlps
+
+DATA = {"x": np.random.default_rng(0).standard_normal((64, 12)).astype(np.float32)}
+RECIPE = Recipe(compensate="best", selector="l2")
+CONV = """
+    a = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, c1)
+    b = Relu(a)
+    c = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(b, c2)
+    d = Relu(c)
+    e = Conv<kernel_shape=[1,1]>(d, c3)
+    f = GlobalAveragePool(e)
+    y = Flatten(f)
+"""
+LABELS = """
+    a = MatMul(x, w1)
+    b = Relu(a)
+    c = MatMul(b, w2)
+    d = Relu(c)
+    s = MatMul(d, w3)
+    y = ArgMax<axis=1, keepdims=0>(s)
+"""
+
+
+EARLY = """
+    k = MatMul(x, w1)
+    present = Concat<axis=0>(past, k)
+    fixed = Mul(two, two)
+    copied = Identity(past)
+    g = Relu(k)
+    a = MatMul(g, w2)
+    b = Relu(a)
+    c = MatMul(b, w3)
+    d = Relu(c)
+    y = MatMul(d, w4)
+    parts = SequenceConstruct(y, k)
+"""
+
+
+def of_mlps() -> Prepared:
+    return prepare(two_mlps(12, 48, 32), DATA, Job(recipe=RECIPE), held_out=0)
+
+
+def of_convolutions() -> Prepared:
+    sizes = {"c1": (12, 3, 3, 3), "c2": (16, 12, 3, 3), "c3": (5, 16, 1, 1)}
+    images = np.random.default_rng(1).standard_normal((48, 3, 6, 6)).astype(np.float32)
+    return prepare(tiny("float[N,3,6,6] x => float[N,5] y", CONV, sizes), {"x": images}, Job(recipe=RECIPE), held_out=0)
+
+
+def of_labels() -> Prepared:
+    sizes = {"w1": (12, 24), "w2": (24, 16), "w3": (16, 4)}
+    return prepare(tiny("float[N,12] x => int64[N] y", LABELS, sizes), DATA, Job(recipe=RECIPE), held_out=0)
+
+
+def of_early_outputs() -> Prepared:
+    sizes = {"w1": (12, 16), "w2": (16, 24), "w3": (24, 20), "w4": (20, 4), "two": (2,)}
+    outputs = "float[P,16] present, float[2] fixed, float[M,16] copied, seq(float) parts, float[N,4] y"
+    data = DATA | {"past": np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32)}
+    return prepare(
+        tiny(f"float[N,12] x, float[M,16] past => {outputs}", EARLY, sizes), data, Job(recipe=RECIPE), held_out=0
+    )
+
+
+def halved(prepared: Prepared, block: Block) -> Ledger:
+    """The ledger with half of a block's units gone."""
+    nothing = weights.empty(prepared.survey)
+    view = View(block=block, weights=weights.read(block, prepared.model, prepared.survey, nothing), stats=())
+    change = reduce_and_compensate(
+        view,
+        block.units // 2,
+        selector=SELECTORS["l2"],
+        reducer=REDUCERS["prune"],
+        compensator=COMPENSATORS["none"],
+        rng=np.random.default_rng(0),
+    )
+    return weights.record(change, prepared.model, prepared.survey, nothing)
+
+
+@pytest.mark.parametrize("make", [of_mlps, of_convolutions, of_labels, of_early_outputs])
+def test_trials_from_the_block_on_lose_what_the_whole_model_loses(make: Callable[[], Prepared]) -> None:
+    prepared = make()
+    nothing, every = weights.empty(prepared.survey), range(len(prepared.batches))
+    blocks = sorted(prepared.survey.blocks, key=lambda block: block.span[0])
+    with Judge(prepared.model, prepared.batches, RECIPE.providers) as judge, stream_of(prepared, RECIPE) as stream:
+        for block in blocks:
+            ledger = halved(prepared, block)
+            stream.advance(nothing, block.span[0])
+            ports = changed(prepared.model, prepared.survey, ledger.dead)
+            tail = judge.loss_of(stream.record(stream.after(judge.read.values()), ledger), ports)
+            whole = judge.loss((narrowed(prepared, ledger), every))
+            assert tail.kind == whole.kind
+            assert whole.mean > 0
+            np.testing.assert_allclose(tail.values, whole.values, rtol=1e-3, atol=1e-6)
+        assert len(blocks) > 1
+        assert stream.position > 0  # the nodes before the last block were not run again
+
+
+def fitted(prepared: Prepared, known: Sequence[Mapping[str, Array]]) -> tuple[Ledger, Run]:
+    blocks = prepared.survey.blocks
+    run = Run(prepared, Job(recipe=RECIPE), {block.name: block.units // 2 for block in blocks}, None, known)
+    settle(run, blocks)
+    return run.ledger, run
+
+
+@pytest.mark.parametrize("make", [of_mlps, of_convolutions])
+def test_fits_to_kept_targets_are_those_to_computed_ones(make: Callable[[], Prepared]) -> None:
+    prepared = make()
+    kept = targets_of(prepared, RECIPE, prepared.survey.blocks, 2**30)
+    assert len(kept) == len(prepared.batches)
+    (one, run), (two, _) = (fitted(prepared, known) for known in ((), kept))
+    assert run.refits
+    assert one.arrays.keys() == two.arrays.keys()
+    for name, array in one.arrays.items():
+        np.testing.assert_allclose(two.arrays[name], array, rtol=1e-3, atol=1e-4)
+
+
+def test_kept_targets_are_what_layers_are_fitted_to() -> None:
+    prepared = of_convolutions()
+    kept = targets_of(prepared, RECIPE, prepared.survey.blocks, 2**30)
+    doubled = [{name: 2 * array for name, array in found.items()} for found in kept]
+    _, run = fitted(prepared, doubled)
+    errors = [(one.before, one.after) for one in run.refits]
+    assert errors
+    for before, after in errors:
+        assert before is not None
+        assert after is not None
+        assert after < before
+        assert before > 0.2  # what the network computes is half of every target
+
+
+def test_targets_that_are_too_large_are_not_kept() -> None:
+    prepared = of_mlps()
+    assert targets_of(prepared, RECIPE, prepared.survey.blocks, 1000) == ()
