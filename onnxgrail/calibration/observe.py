@@ -154,7 +154,8 @@ def _elsewhere(relay: Relay, feeds: Sequence[Feed]) -> tuple[Feed | None, Mappin
     """Return the first feed that the model accepts, and the shapes it gives; None and {} if all sizes are fixed."""
     for feed in feeds:
         try:
-            return feed, {name: np.shape(a) for found in chain([feed], relay.run(feed)) for name, a in found.items()}
+            arrays = [item for found in chain([feed], relay.run(feed)) for item in found.items()]
+            return feed, {name: a.shape for name, a in arrays if isinstance(a, np.ndarray)}  # a sequence has no shape
         except ModelError:  # fixed sizes are not an error here
             continue
     return None, {}
