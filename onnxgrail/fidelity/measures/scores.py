@@ -15,6 +15,7 @@ from onnxgrail.fidelity.sums import flat, widened
 HALF = 0.5
 TOP = 100  # one score in 100 is at the top
 LEAST = 1e-3  # smallest score that can be at the top
+SPARSE = 64  # one score in 64 bounds the highest ones
 MANY = 8  # samples of which some should be of another class
 
 # ------------------------------------------------------------------------------------------------------ class scores
@@ -135,9 +136,22 @@ def _top(p: Floats, q: Floats) -> tuple[Floats, Floats]:
     count = p.shape[1]
     if count == 0:
         return np.zeros(len(p)), np.zeros(len(p))
-    place = count - max(1, count // TOP)
-    a, b = ((v >= np.partition(v, place, axis=1)[:, place, None]) & (v > LEAST) for v in (p, q))
+    a, b = ((v >= nth_highest(v, max(1, count // TOP))) & (v > LEAST) for v in (p, q))
     return np.asarray((a & b).sum(axis=1), np.float64), np.asarray(0.5 * (a.sum(axis=1) + b.sum(axis=1)))
+
+
+def nth_highest(scores: Floats, place: int) -> Floats:
+    """Return the score at a place from the top in each sample, (n, 1); 1 is the highest.
+
+    Only scores above a bound are sorted, which every 64th score gives.  `np.partition` needs no bound, but takes ten
+    times as long on masks, where many scores are equal.
+    """
+    found = np.empty((len(scores), 1))
+    for row, sample in zip(found, scores, strict=True):
+        some = np.sort(sample[::SPARSE])
+        high = sample[sample >= some[-min(len(some), 3 * place // SPARSE + 8)]]
+        row[0] = np.sort(high if len(high) >= place else sample)[-place]
+    return found
 
 
 def _overlaps(table: Floats) -> Mapping[str, float]:
