@@ -4,14 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
-from onnxgrail.search.path import Path
+from onnxgrail.search.path import Path, Paths
 
 TRIES, CLOSE = 5, 0.88  # most candidates that are decided and judged, and the share of the limit that ends the search
 FIRST, AIM = 0.6, 0.92  # shares of the limit that the first prediction, which is of a mean, and later ones aim at
 LEAST, MOST = 1e-4, 1e4  # bounds of the measured loss over the predicted one
+OTHERS = 4  # most blocks that are left whole because their smallest step alone exceeds the limit
 Judged = Callable[[int], float]
 """Returns the measured bound of the loss after a number of steps."""
+
+
+def farthest_of(
+    without: Paths,
+    limit: float,
+    judged: Callable[[Path, int], float],
+    stop: Callable[[], bool],
+    *,
+    tries: int,
+    close: float,
+) -> tuple[Path, int]:
+    """Return a path, and the number of its steps that `farthest` finds.
+
+    A block whose smallest step alone exceeds the limit was predicted wrongly.  It stays whole then, and the search goes
+    on along the path of the others, from its first step.
+
+    Args:
+        without: the paths.
+        limit: the largest loss.
+        judged: measures a candidate.
+        stop: True ends the search early.
+        tries: most candidates along the first path, and along each other one whose first step holds.
+        close: share of the limit that ends the search.
+
+    Returns:
+        The last path, and 0 if no candidate holds.
+    """
+    whole: list[str] = []
+    path = without(whole)
+    best = farthest(path, limit, partial(judged, path), stop, tries=tries, close=close)
+    while path.steps and not best and len(whole) < OTHERS and not stop():
+        whole.append(path.steps[0].block)
+        path = without(whole)
+        best = farthest(path, limit, partial(judged, path), stop, tries=tries, close=close, first=1)
+    return path, best
 
 
 def farthest(
@@ -22,6 +59,7 @@ def farthest(
     *,
     tries: int = TRIES,
     close: float = CLOSE,
+    first: int = 0,
 ) -> int:
     """Return the largest number of steps, of those tried, whose measured loss is within the limit.
 
@@ -35,6 +73,7 @@ def farthest(
         stop: True ends the search early, once a candidate holds.
         tries: most candidates that are decided and judged.
         close: share of the limit that ends the search.
+        first: number of steps to try first; 0 leaves it to the prediction.
 
     Returns:
         0 if no candidate holds.
@@ -42,7 +81,7 @@ def farthest(
     good, bad = 0, len(path) + 1
     found: dict[int, float] = {}
     for _ in range(tries):
-        place = _next(path, limit, found, good, bad)
+        place = _next(path, limit, found, good, bad) if found or not first else _between(good, first, bad)
         if place is None or (good and stop()):
             break
         found[place] = judged(place)
@@ -53,14 +92,12 @@ def farthest(
         else:
             bad = place
     if not good and bad > 1 and 1 not in found and judged(1) <= limit:
-        good = 1  # the smallest step: if it does not hold, nothing does
+        good = 1  # the smallest step: if it does not hold, nothing on this path does
     return good
 
 
 def _next(path: Path, limit: float, found: dict[int, float], good: int, bad: int) -> int | None:
-    """Return the next number of steps to try, between those that hold and those that do not; None if none is left."""
-    if bad - good <= 1:
-        return None
+    """Return the next number of steps to try."""
     if not found:
         guess = path.reach(FIRST * limit)
     elif good in found and bad in found:
@@ -71,7 +108,12 @@ def _next(path: Path, limit: float, found: dict[int, float], good: int, bad: int
         guess = path.reach(AIM * limit / rate)
         if not good and len(found) > 1:  # a loss that jumps is not predicted: get below the jump while there are tries
             guess = min(guess, bad // 2)
-    return min(max(guess, good + 1), bad - 1)
+    return _between(good, guess, bad)
+
+
+def _between(good: int, guess: int, bad: int) -> int | None:
+    """Return the number closest to a guess between steps that hold and steps that do not; None if none is left."""
+    return min(max(guess, good + 1), bad - 1) if bad - good > 1 else None
 
 
 def _interpolated(path: Path, aim: float, found: dict[int, float], good: int, bad: int) -> float:

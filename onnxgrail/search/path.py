@@ -6,7 +6,7 @@ Pure functions on losses of single blocks and on a cost.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,6 +70,10 @@ class Path:
         return sum(step.loss <= loss for step in self.steps)  # losses never fall
 
 
+Paths = Callable[[Collection[str]], Path]
+"""Returns the path of least harm on which some blocks stay whole."""
+
+
 def path_of(harms: Sequence[Harm], cost: Cost, power: float, most: float) -> Path:
     """Return the path of least harm: each step has the lowest added harm per saved cost, over all blocks and levels.
 
@@ -81,7 +85,7 @@ def path_of(harms: Sequence[Harm], cost: Cost, power: float, most: float) -> Pat
         harms: losses of the blocks alone.
         cost: of the model at given widths.
         power: see `harms.POWERS`.
-        most: predicted loss at which the path ends.
+        most: predicted loss at which the path ends, after its first step at the earliest.
     """
     full = {harm.block: harm.units for harm in harms}
     widths: Widths = dict(full)
@@ -113,7 +117,7 @@ def path_of(harms: Sequence[Harm], cost: Cost, power: float, most: float) -> Pat
         if steps[-1].loss > most:
             break
         heapq.heappush(waiting, (rate, number))
-    return Path(full, before, tuple(step for step in steps if step.loss <= most))
+    return Path(full, before, tuple(step for n, step in enumerate(steps) if not n or step.loss <= most))
 
 
 def _between(harm: Harm, width: int, least: int, power: float) -> list[tuple[int, float]]:

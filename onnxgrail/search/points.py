@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from onnxgrail.allocation.found import Judged
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
-from onnxgrail.search.bisect import farthest
+from onnxgrail.search.bisect import farthest_of
 from onnxgrail.search.candidates import Candidates, Task
 from onnxgrail.search.path import Path
-from onnxgrail.search.trials import path_within
+from onnxgrail.search.trials import paths_within
 from onnxgrail.search.within import BEYOND, PATIENCE, SLACK
 
 
@@ -40,22 +40,23 @@ def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
     Raises:
         DataError: no samples can judge a candidate.
     """
-    path = path_within(task, BEYOND * task.limit + SLACK)
+    without = paths_within(task, BEYOND * task.limit + SLACK)
     tries, close = PATIENCE[task.search.recipe.effort]
     tick = ticking(task.search.job.progress, "judging points", count + tries)
     with Candidates(task) as candidates:
 
         @functools.cache
-        def judged(steps: int) -> Spot:
+        def judged(path: Path, steps: int) -> Spot:
             widths = path.widths(steps)
             tick()
             return Spot(widths=widths, predicted=path.loss(steps), loss=candidates.loss(widths))
 
-        def bound(steps: int) -> float:
-            return judged(steps).loss.bound
+        def bound(path: Path, steps: int) -> float:
+            return judged(path, steps).loss.bound
 
-        last = max(farthest(path, task.limit, bound, tries=tries, close=close), 1) if len(path) else 0
-        return tuple(map(judged, spread(path, last, count))), candidates.crossed
+        path, best = farthest_of(without, task.limit, bound, lambda: False, tries=tries, close=close)
+        places = spread(path, max(best, 1), count) if len(path) else ()
+        return tuple(judged(path, steps) for steps in places), candidates.crossed
 
 
 def spread(path: Path, last: int, count: int) -> tuple[int, ...]:

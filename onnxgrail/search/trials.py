@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.search.bits import harms_of_bits, split, step_of
 from onnxgrail.search.candidates import Settle, Task, folds_of, key_of
 from onnxgrail.search.harms import Harm, Near, Tried, harm_from, harm_of, power_of
-from onnxgrail.search.path import Path, path_of, schedule_of
+from onnxgrail.search.path import Path, Paths, path_of, schedule_of
 from onnxgrail.search.repairs import Plan, repaired
 
 LEAST, MOST = 8, 64  # samples on which single blocks are tried
@@ -50,12 +50,12 @@ class Parts:
     trials: int
 
 
-def path_within(task: Task, most: float = math.inf, parts: Parts | None = None) -> Path:
-    """Return the path of least harm, from the losses of all blocks alone and of a few blocks after fits.
+def paths_within(task: Task, most: float = math.inf, parts: Parts | None = None) -> Paths:
+    """Return the paths of least harm, from the losses of all blocks alone and of a few blocks after fits.
 
     Args:
         task: see `Task`.
-        most: predicted loss at which the path ends.
+        most: predicted loss at which a path ends.
         parts: the data for trials with fits if they are made already.
 
     Raises:
@@ -71,7 +71,13 @@ def path_within(task: Task, most: float = math.inf, parts: Parts | None = None) 
     if parts is not None and task.decide is not None and blocks:
         harms = _fitted(task, task.decide, harms, parts, tick)
     harms += _of_bits(task, tick)
-    return path_of(harms, task.cost, power if blocks else power_of(harms), most)
+    power = power if blocks else power_of(harms)
+
+    def without(whole: Collection[str]) -> Path:
+        kept = [replace(harm, levels=(), losses=()) if harm.block in whole else harm for harm in harms]
+        return path_of(kept, task.cost, power, most)
+
+    return without
 
 
 def together_near(task: Task, limit: float) -> tuple[Bits, Ideal]:
@@ -79,7 +85,7 @@ def together_near(task: Task, limit: float) -> tuple[Bits, Ideal]:
 
     The bits are in the order in which they were lowered.
     """
-    path = path_within(task)
+    path = paths_within(task)(())
     place = next((n for n in range(len(path) + 1) if path.cost(n) <= limit), len(path))
     widths = dict(path.full)
     for step in path.steps[:place]:
@@ -91,8 +97,8 @@ def together_near(task: Task, limit: float) -> tuple[Bits, Ideal]:
 
 
 def schedule_near(task: Task, parts: Parts | None = None) -> Ideal:
-    """Return the schedule that follows the path of least harm; see `path_within`."""
-    return schedule_of(path_within(task, parts=parts))
+    """Return the schedule that follows the path of least harm; see `paths_within`."""
+    return schedule_of(paths_within(task, parts=parts)(()))
 
 
 def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Floats]:

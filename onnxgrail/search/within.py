@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from onnxgrail.allocation.found import Candidate, Found, rounded_up
+from onnxgrail.allocation.found import Candidate, Found, Judged, rounded_up
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
-from onnxgrail.search.bisect import CLOSE, TRIES, farthest
+from onnxgrail.search.bisect import CLOSE, TRIES, farthest_of
 from onnxgrail.search.candidates import Candidates, Task
-from onnxgrail.search.path import Path
-from onnxgrail.search.trials import path_within
+from onnxgrail.search.path import Path, Step
+from onnxgrail.search.trials import paths_within
 
 BEYOND = 3.0  # times the limit: predicted loss at which the path ends
 SLACK = 0.02  # the same, added: predictions of small losses are far off
@@ -33,31 +34,33 @@ def within(task: Task) -> tuple[Widths, Found]:
     Raises:
         DataError: no samples can judge a candidate.
     """
-    path = path_within(task, BEYOND * task.limit + SLACK)
+    without = paths_within(task, BEYOND * task.limit + SLACK)
     tried: list[Candidate] = []
+    alone: list[tuple[Step, Judged]] = []  # the smallest steps
     tries, close = PATIENCE[task.search.recipe.effort]
     tick = ticking(task.search.job.progress, "searching", tries)
     started, budget = time.monotonic(), task.search.recipe.budget_seconds
     with Candidates(task) as candidates:
 
-        def bound(steps: int) -> float:
+        def bound(path: Path, steps: int) -> float:
             loss = candidates.loss(path.widths(steps))
+            alone.extend((step, loss) for step in path.steps[:steps] if steps == 1)
             tried.append(Candidate(steps=steps, cost=path.cost(steps), predicted=path.loss(steps), loss=loss))
             tick()
             return loss.bound
 
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
-        best = farthest(path, task.limit, bound, late, tries=tries, close=close) if len(path) else 0
+        path, best = farthest_of(without, task.limit, bound, late, tries=tries, close=close)
         if not best and task.search.recipe.quantize != "none":
-            bound(best)  # the whole model with rounded weights
-    return path.widths(best), _found(task, path, tried, best, crossed=candidates.crossed)
+            bound(path, best)  # the whole model with rounded weights
+    found = _found(task, path, tried, best, crossed=candidates.crossed)
+    return path.widths(best), replace(found, cheapest=_cheapest(path, alone))
 
 
 def _found(task: Task, path: Path, tried: list[Candidate], best: int, *, crossed: bool) -> Found:
     """Return the report of the search."""
     holds = (n for n, one in enumerate(tried) if one.steps == best and one.loss.bound <= task.limit)
     chosen = next(holds, None)
-    cheapest = path.steps[0] if len(path) else None
     more = None if chosen is None else further(path, tried, best, task.limit)
     return Found(
         limit=task.limit,
@@ -69,8 +72,13 @@ def _found(task: Task, path: Path, tried: list[Candidate], best: int, *, crossed
         chosen=chosen,
         next_limit=None if more is None else more[0],
         next_cost=None if more is None else more[1],
-        cheapest=None if cheapest is None else (cheapest.block, cheapest.width, path.full[cheapest.block]),
     )
+
+
+def _cheapest(path: Path, alone: Sequence[tuple[Step, Judged]]) -> tuple[str, int, int] | None:
+    """Return the smallest step that loses least: block, width, units; the first one of the path if none was tried."""
+    steps = [step for step, _ in sorted(alone, key=lambda one: one[1].bound)] or path.steps
+    return (steps[0].block, steps[0].width, path.full[steps[0].block]) if steps else None
 
 
 def further(path: Path, tried: Sequence[Candidate], best: int, limit: float) -> tuple[float, float] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
 from onnxgrail.report.notes import little
 from onnxgrail.search import trials
-from onnxgrail.search.bisect import CLOSE, TRIES, farthest
+from onnxgrail.search.bisect import CLOSE, TRIES, farthest, farthest_of
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
 from onnxgrail.search.path import Path, Step, path_of
 from onnxgrail.search.within import further
@@ -96,6 +96,8 @@ def test_a_path_ends_at_the_loss_that_is_given() -> None:
     assert path.widths(len(path)) == {"a": 4}
     assert path.reach(0.015) == 1
     assert path.reach(0.0) == 0
+    beyond = path_of([harm("a", 8, (6, 0.3), (4, 0.5))], product, 1.0, 0.1)
+    assert beyond.widths(len(beyond)) == {"a": 6}  # the smallest step, whose loss may be predicted wrongly
 
 
 def steps(losses: list[float]) -> Path:
@@ -144,6 +146,26 @@ def test_a_search_stops_when_time_is_over() -> None:
     tried: list[int] = []
     best = farthest(path, 0.05, lambda count: tried.append(count) or 0.2 * path.loss(count), lambda: True)  # type: ignore[func-returns-value]
     assert tried == [best]
+
+
+def test_a_block_that_was_predicted_wrongly_stays_whole() -> None:
+    """Two blocks are thought to lose next to nothing, but their smallest steps exceed the limit."""
+    blocks = [harm(name, 8, (6, loss), (4, 2 * loss)) for name, loss in (("a", 0.001), ("b", 0.002), ("c", 0.02))]
+    tried: list[Mapping[str, int]] = []
+
+    def without(whole: Collection[str]) -> Path:
+        return path_of([replace(h, levels=(), losses=()) if h.block in whole else h for h in blocks], product, 1.0, 1.0)
+
+    def judged(path: Path, count: int) -> float:
+        tried.append(path.widths(count))
+        return 9.0 if min(tried[-1]["a"], tried[-1]["b"]) < 8 else path.loss(count)
+
+    path, best = farthest_of(without, 0.05, judged, lambda: False, tries=TRIES, close=CLOSE)
+    assert path.widths(best) == {"a": 8, "b": 8, "c": 4}
+    assert {"a": 8, "b": 6, "c": 8} in tried  # a path of the others begins with its smallest step
+    assert len(tried) <= TRIES + 1 + 3
+    path, best = farthest_of(without, 0.05, lambda path, _: 9.0 * len(path), lambda: False, tries=TRIES, close=CLOSE)
+    assert (len(path), best) == (0, 0)  # nothing holds, and a path without steps is not judged
 
 
 def view() -> View:
