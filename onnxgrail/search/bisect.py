@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from onnxgrail.search.path import Path, Paths
 
-TRIES, CLOSE = 5, 0.88  # most candidates that are decided and judged, and the share of the limit that ends the search
 FIRST, AIM = 0.6, 0.92  # shares of the limit that the first prediction, which is of a mean, and later ones aim at
 LEAST, MOST = 1e-4, 1e4  # bounds of the measured loss over the predicted one
 OTHERS = 4  # most blocks that are left whole because their smallest step alone exceeds the limit
@@ -16,14 +16,19 @@ Judged = Callable[[int], float]
 """Returns the measured bound of the loss after a number of steps."""
 
 
+class Patience(NamedTuple):
+    """The most candidates that are decided and judged, and the share of the limit that ends the search."""
+
+    tries: int
+    close: float
+
+
 def farthest_of(
     without: Paths,
     limit: float,
     judged: Callable[[Path, int], float],
     stop: Callable[[], bool],
-    *,
-    tries: int,
-    close: float,
+    patience: Patience,
 ) -> tuple[Path, int]:
     """Return a path, and the number of its steps that `farthest` finds.
 
@@ -35,19 +40,18 @@ def farthest_of(
         limit: the largest loss.
         judged: measures a candidate.
         stop: True ends the search early.
-        tries: most candidates along the first path, and along each other one whose first step holds.
-        close: share of the limit that ends the search.
+        patience: of the search on each path.
 
     Returns:
         The last path, and 0 if no candidate holds.
     """
     whole: list[str] = []
     path = without(whole)
-    best = farthest(path, limit, partial(judged, path), stop, tries=tries, close=close)
+    best = farthest(path, limit, partial(judged, path), stop, patience)
     while path.steps and not best and len(whole) < OTHERS and not stop():
         whole.append(path.steps[0].block)
         path = without(whole)
-        best = farthest(path, limit, partial(judged, path), stop, tries=tries, close=close, first=1)
+        best = farthest(path, limit, partial(judged, path), stop, patience, first=1)
     return path, best
 
 
@@ -55,10 +59,8 @@ def farthest(
     path: Path,
     limit: float,
     judged: Judged,
-    stop: Callable[[], bool] = lambda: False,
-    *,
-    tries: int = TRIES,
-    close: float = CLOSE,
+    stop: Callable[[], bool],
+    patience: Patience,
     first: int = 0,
 ) -> int:
     """Return the largest number of steps, of those tried, whose measured loss is within the limit.
@@ -71,8 +73,7 @@ def farthest(
         limit: the largest loss.
         judged: measures a candidate.
         stop: True ends the search early, once a candidate holds.
-        tries: most candidates that are decided and judged.
-        close: share of the limit that ends the search.
+        patience: ends the search, too.
         first: number of steps to try first; 0 leaves it to the prediction.
 
     Returns:
@@ -80,14 +81,14 @@ def farthest(
     """
     good, bad = 0, len(path) + 1
     found: dict[int, float] = {}
-    for _ in range(tries):
+    for _ in range(patience.tries):
         place = _next(path, limit, found, good, bad) if found or not first else _between(good, first, bad)
         if place is None or (good and stop()):
             break
         found[place] = judged(place)
         if found[place] <= limit:
             good = place
-            if found[place] >= close * limit:
+            if found[place] >= patience.close * limit:
                 break
         else:
             bad = place

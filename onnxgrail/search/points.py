@@ -41,8 +41,8 @@ def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
         DataError: no samples can judge a candidate.
     """
     without = paths_within(task, BEYOND * task.limit + SLACK)
-    tries, close = PATIENCE[task.search.recipe.effort]
-    tick = ticking(task.search.job.progress, "judging points", count + tries)
+    patience = PATIENCE[task.search.recipe.effort]
+    tick = ticking(task.search.job.progress, "judging points", count + patience.tries)
     with Candidates(task) as candidates:
 
         @functools.cache
@@ -54,7 +54,7 @@ def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
         def bound(path: Path, steps: int) -> float:
             return judged(path, steps).loss.bound
 
-        path, best = farthest_of(without, task.limit, bound, lambda: False, tries=tries, close=close)
+        path, best = farthest_of(without, task.limit, bound, lambda: False, patience)
         places = spread(path, max(best, 1), count) if len(path) else ()
         return tuple(judged(path, steps) for steps in places), candidates.crossed
 

@@ -13,15 +13,15 @@ from dataclasses import replace
 from onnxgrail.allocation.found import Candidate, Found, Judged, rounded_up
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
-from onnxgrail.search.bisect import CLOSE, TRIES, farthest_of
+from onnxgrail.search.bisect import Patience, farthest_of
 from onnxgrail.search.candidates import Candidates, Task
 from onnxgrail.search.path import Path, Step
 from onnxgrail.search.trials import paths_within
 
 BEYOND = 3.0  # times the limit: predicted loss at which the path ends
 SLACK = 0.02  # the same, added: predictions of small losses are far off
-PATIENCE = {"fast": (3, 0.7), "normal": (TRIES, CLOSE), "max": (10, 0.95)}
-"""By effort: most candidates that are decided and judged, and the share of the limit that ends the search."""
+PATIENCE = {"fast": Patience(3, 0.7), "normal": Patience(5, 0.88), "max": Patience(10, 0.95)}
+"""By effort."""
 NEXT, FAR = 2.0, 4.0  # times the limit: the larger loss whose cost is predicted, and the largest one that is told
 
 
@@ -37,8 +37,8 @@ def within(task: Task) -> tuple[Widths, Found]:
     without = paths_within(task, BEYOND * task.limit + SLACK)
     tried: list[Candidate] = []
     alone: list[tuple[Step, Judged]] = []  # the smallest steps
-    tries, close = PATIENCE[task.search.recipe.effort]
-    tick = ticking(task.search.job.progress, "searching", tries)
+    patience = PATIENCE[task.search.recipe.effort]
+    tick = ticking(task.search.job.progress, "searching", patience.tries)
     started, budget = time.monotonic(), task.search.recipe.budget_seconds
     with Candidates(task) as candidates:
 
@@ -50,7 +50,7 @@ def within(task: Task) -> tuple[Widths, Found]:
             return loss.bound
 
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
-        path, best = farthest_of(without, task.limit, bound, late, tries=tries, close=close)
+        path, best = farthest_of(without, task.limit, bound, late, patience)
         if not best and task.search.recipe.quantize != "none":
             bound(path, best)  # the whole model with rounded weights
     found = _found(task, path, tried, best, crossed=candidates.crossed)

@@ -20,10 +20,16 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
 from onnxgrail.report.notes import little
 from onnxgrail.search import trials
-from onnxgrail.search.bisect import CLOSE, TRIES, farthest, farthest_of
+from onnxgrail.search.bisect import farthest, farthest_of
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
 from onnxgrail.search.path import Path, Step, path_of
-from onnxgrail.search.within import further
+from onnxgrail.search.within import PATIENCE, further
+
+NORMAL = PATIENCE["normal"]
+
+
+def never() -> bool:
+    return False
 
 
 def harm(name: str, units: int, *points: tuple[int, float], kind: str = "values") -> Harm:
@@ -120,8 +126,8 @@ def test_what_is_chosen_holds_and_few_candidates_are_tried(
         tried.append(count)
         return float(factor * path.loss(count) ** power)
 
-    best = farthest(path, limit, judged)
-    assert len(tried) == len(set(tried)) <= TRIES + 1
+    best = farthest(path, limit, judged, never, NORMAL)
+    assert len(tried) == len(set(tried)) <= NORMAL.tries + 1
     assert best == 0 or factor * path.loss(best) ** power <= limit
     if best == 0:
         assert factor * path.loss(1) ** power > limit
@@ -130,21 +136,23 @@ def test_what_is_chosen_holds_and_few_candidates_are_tried(
 def test_a_smooth_loss_is_met_closely() -> None:
     path = steps(np.geomspace(1e-4, 0.3, 200).tolist())
     for factor in (0.2, 0.3, 1.0, 4.0, 30.0):
-        best = farthest(path, 0.02, lambda count, factor=factor: float(factor * path.loss(count) ** 1.3))
-        assert CLOSE * 0.02 <= factor * path.loss(best) ** 1.3 <= 0.02
+        best = farthest(path, 0.02, lambda count, factor=factor: float(factor * path.loss(count) ** 1.3), never, NORMAL)
+        assert NORMAL.close * 0.02 <= factor * path.loss(best) ** 1.3 <= 0.02
 
 
 @pytest.mark.parametrize("jump", [8, 12, 20, 31, 50])
 def test_a_loss_that_jumps_does_not_end_at_the_first_step(jump: int) -> None:
     path = steps([0.001 * n for n in range(1, 65)])
-    best = farthest(path, 0.05, lambda count: path.loss(count) if count <= jump else 0.051 + path.loss(count) / 100)
+    best = farthest(
+        path, 0.05, lambda count: path.loss(count) if count <= jump else 0.051 + path.loss(count) / 100, never, NORMAL
+    )
     assert jump / 3 <= best <= jump
 
 
 def test_a_search_stops_when_time_is_over() -> None:
     path = steps(np.linspace(0.001, 0.1, 100).tolist())
     tried: list[int] = []
-    best = farthest(path, 0.05, lambda count: tried.append(count) or 0.2 * path.loss(count), lambda: True)  # type: ignore[func-returns-value]
+    best = farthest(path, 0.05, lambda count: tried.append(count) or 0.2 * path.loss(count), lambda: True, NORMAL)  # type: ignore[func-returns-value]
     assert tried == [best]
 
 
@@ -160,11 +168,11 @@ def test_a_block_that_was_predicted_wrongly_stays_whole() -> None:
         tried.append(path.widths(count))
         return 9.0 if min(tried[-1]["a"], tried[-1]["b"]) < 8 else path.loss(count)
 
-    path, best = farthest_of(without, 0.05, judged, lambda: False, tries=TRIES, close=CLOSE)
+    path, best = farthest_of(without, 0.05, judged, never, NORMAL)
     assert path.widths(best) == {"a": 8, "b": 8, "c": 4}
     assert {"a": 8, "b": 6, "c": 8} in tried  # a path of the others begins with its smallest step
-    assert len(tried) <= TRIES + 1 + 3
-    path, best = farthest_of(without, 0.05, lambda path, _: 9.0 * len(path), lambda: False, tries=TRIES, close=CLOSE)
+    assert len(tried) <= NORMAL.tries + 1 + 3
+    path, best = farthest_of(without, 0.05, lambda path, _: 9.0 * len(path), never, NORMAL)
     assert (len(path), best) == (0, 0)  # nothing holds, and a path without steps is not judged
 
 
