@@ -40,6 +40,7 @@ class Recipe:
     target_size: str | None = None
     target_latency: str | None = None
     widths: Mapping[str, int] | None = None
+    bits: Mapping[str, int] | None = None
     only_bits: bool = False
     only_widths: bool = False
     effort: str = "normal"

@@ -13,7 +13,7 @@ import numpy as np
 from onnxgrail.algebra.moments.curves import fluctuation
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import Fit, balanced, by_units
-from onnxgrail.allocation.few import Bits, fixed, plain, raised, with_bits
+from onnxgrail.allocation.few import Bits, fixed, given_bits, plain, raised, with_bits
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths, ladders_of
 from onnxgrail.allocation.losses import Search, evidence, tells
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
@@ -50,7 +50,7 @@ def at_first(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> All
     """
     if recipe.widths is not None:
         widths = given(prepared.survey.blocks, blocks, recipe.widths)
-        return at_widths(prepared, blocks, recipe, widths, widths)
+        return replace(at_widths(prepared, blocks, recipe, widths, widths), bits=given_bits(prepared, recipe))
     if not simple(recipe):
         half = by_units(blocks, PROVED, 1)
         return Allocation(asked=recipe.allocate, used=recipe.allocate, widths=half, rounding=())

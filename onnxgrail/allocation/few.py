@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize import is_quantised
 from onnxgrail.calibration.quantize.light import storable
 from onnxgrail.core import Recipe
+from onnxgrail.errors import UsageError
 from onnxgrail.graph.bits.folded import Codes
 from onnxgrail.graph.bits.plan import FLOAT, Form, Plan, plan_of
 from onnxgrail.graph.flatten.branches import in_branch
@@ -67,17 +69,16 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
 
     If weights could have fewer bits and do not, the second result says why.
     """
-    model, facts = prepared.model, prepared.survey.facts
+    model = prepared.model
     if recipe.target_size is not None and recipe.quantize in WEIGHTS:
-        return _rungs(model, [plan_of(model, facts, recipe)]), ""
+        return _rungs(model, [plan_of(model, prepared.survey.facts, recipe)]), ""
     if not recipe.chooses_bits:
         return (), ""
     if is_quantised(model):
         return (), "weights keep their bits: the model is quantized already"
     if recipe.target == "tensorrt" and not recipe.qdq:
         return (), "weights keep their bits: TensorRT has no MatMulNBits; --qdq stores them in a form that it has"
-    rungs = _rungs(model, [plan_of(model, facts, recipe, {"": level}) for level in LEVELS])
-    rungs += _coded(model, {rung.weight for rung in rungs}) if recipe.target != "tensorrt" else ()
+    rungs = _every(prepared, recipe)
     if sum(rung.whole - rung.bytes(rung.least) for rung in rungs) >= LITTLE * weight_bytes(model):
         return rungs, ""
     return (), "weights keep their bits: few bytes of this model are weights of layers and tables that are looked up"
@@ -98,6 +99,30 @@ def rungs_within(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], 
         return rungs, why, recipe
     sized = replace(recipe, block_size=COARSE)
     return *rungs_of(prepared, sized), sized
+
+
+def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
+    """Return the bits of all weights if a recipe gives bits to some; the others keep theirs.
+
+    Raises:
+        UsageError: the model has no such weight, or the weight cannot have so many bits.
+    """
+    rungs = {rung.weight: rung for rung in _every(prepared, recipe)} if recipe.bits else {}
+    for name, number in (recipe.bits or {}).items():
+        if name not in rungs:
+            close = "".join(f"Did you mean {word!r}?" for word in difflib.get_close_matches(name, rungs, n=1))
+            raise UsageError(f"bits name {name!r}, which is no weight that could have fewer bits", hint=close)
+        if number not in (*rungs[name].forms, FLOAT):
+            known = ", ".join(map(str, rungs[name].forms))
+            raise UsageError(f"bits give the weight {name!r} {number} bits", hint=f"It can have {known} or {FLOAT}")
+    return {name: (recipe.bits or {}).get(name, FLOAT) for name in rungs}
+
+
+def _every(prepared: Prepared, recipe: Recipe) -> tuple[Rung, ...]:
+    """Return all weights that may have fewer bits."""
+    model = prepared.model
+    rungs = _rungs(model, [plan_of(model, prepared.survey.facts, recipe, {"": level}) for level in LEVELS])
+    return rungs + (_coded(model, {rung.weight for rung in rungs}) if recipe.target != "tensorrt" else ())
 
 
 def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:

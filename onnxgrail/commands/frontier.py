@@ -146,7 +146,7 @@ def _check_pick(pick: Any, points: int, output: Any) -> None:
 
 def _nothing(source: Prepared, line: Line, recipe: Recipe) -> tuple[str, str]:
     """Return why there is no point, and a hint."""
-    if not line.chosen or len(line.refusals) == len(line.chosen):
+    if not recipe.only_bits and (not line.chosen or len(line.refusals) == len(line.chosen)):
         return no_blocks(source, line.chosen, line.refusals)
     text = f"no step that saves {recipe.minimize} is predicted to lose at most {100 * (recipe.max_loss or 0):g}%"
     return text, "Give a larger --most-loss"

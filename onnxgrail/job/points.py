@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.graph.bits.plan import FLOAT
 from onnxgrail.machine.files.paths import make_folder, path_of
 from onnxgrail.narrowing.frontier import Line
 from onnxgrail.options import Recipe
@@ -19,6 +20,7 @@ from onnxgrail.report.environment import calibration_entry
 from onnxgrail.report.frontier import Frontier, Point
 from onnxgrail.report.page.command import options_of
 from onnxgrail.report.result import Result
+from onnxgrail.search.points import Spot
 
 CLOSED = "grail"  # compensator by default: best would take as long per point as a run of `compress`
 
@@ -41,28 +43,31 @@ class Points:
     compress: Callable[..., Result]
     measured: Sequence[str] = ()
 
-    def with_widths(self, widths: Mapping[str, int]) -> Recipe:
+    def with_widths(self, point: Spot | Point) -> Recipe:
         """Return the recipe of a point."""
-        return replace(self.recipe, max_loss=None, minimize=Recipe().minimize, widths=dict(widths))
+        amounts = {"max_loss": None, "minimize": Recipe().minimize, "only_bits": False, "only_widths": False}
+        bits = {name: number for name, number in point.bits.items() if number < FLOAT}
+        return replace(self.recipe, **amounts, widths=dict(point.widths), bits=bits or None)  # type: ignore[arg-type]
 
-    def save(self, file: Path, widths: Mapping[str, int]) -> list[str]:
+    def save(self, file: Path, point: Spot) -> list[str]:
         """Write the recipe of a point; return notes on what it leaves out."""
         make_folder(file.parent)
-        notes = storage.save(file, self.with_widths(widths), data=self.data, held_out=self.held_out)
+        notes = storage.save(file, self.with_widths(point), data=self.data, held_out=self.held_out)
         return [note.replace(file.name, "each recipe", 1) for note in notes]
 
     def write(self, point: Point, output: str | Path | None, force: bool) -> Result:
         """Write the model of a point."""
-        choices: dict[str, Any] = asdict(self.with_widths(point.widths))
+        choices: dict[str, Any] = asdict(self.with_widths(point))
         return self.compress(self.model, output, data=self.data, held_out=self.held_out, force=force, **choices)
 
     def frontier(self, source: Prepared, line: Line, recipes: Sequence[Path]) -> Frontier:
         """Write the recipes of all points to their files, if there are any, and return the frontier."""
-        saved = [note for file, spot in zip(recipes, line.spots, strict=False) for note in self.save(file, spot.widths)]
+        saved = [note for file, spot in zip(recipes, line.spots, strict=False) for note in self.save(file, spot)]
         points = tuple(
             Point(
                 number=number,
                 widths=spot.widths,
+                bits=spot.bits,
                 predicted=spot.predicted,
                 loss=spot.loss,
                 costs=costs,

@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgrail.allocation.choose import at_first
+from onnxgrail.allocation.few import Bits, Rung, rungs_within, with_bits
 from onnxgrail.allocation.measures import Measure, measure_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Refusal
+from onnxgrail.graph.bits.plan import NONE
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import ready
 from onnxgrail.narrowing.searching import frontier_task
 from onnxgrail.recipe import selection
+from onnxgrail.search.bits import cost_of
 from onnxgrail.search.latency import modeled
 from onnxgrail.search.points import Spot, spots_of
+
+WIDTHS = "latency is that of the widths: fewer bits may be slower or faster"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,23 +75,35 @@ def line_of(prepared: Prepared, job: Job, count: int) -> Line:
     prepared, blocks, refusals = ready(prepared, job, chosen, at_first(prepared, chosen, job.recipe).widths)
     latency, note = modeled(prepared, blocks, job) if blocks else (None, "")
     minimize = job.recipe.minimize
-    cost = latency if minimize == "latency" and latency is not None else measure_of(prepared, minimize)
-    spots, crossed = spots_of(frontier_task(prepared, job, blocks, cost), count) if blocks else ((), False)
-    every = _costs(prepared, latency, [{b.name: b.units for b in blocks}, *(spot.widths for spot in spots)])
+    measure = latency if minimize == "latency" and latency is not None else measure_of(prepared, minimize)
+    rungs, why, _ = rungs_within(prepared, job.recipe)
+    cost = cost_of(measure, rungs) if rungs else measure
+    some = bool(blocks or rungs)
+    spots, crossed = spots_of(frontier_task(prepared, job, blocks, cost, rungs), count) if some else ((), False)
+    full = {b.name: b.units for b in blocks}
+    every = _costs(prepared, latency, rungs, [(full, NONE), *((spot.widths, spot.bits) for spot in spots)])
     return Line(
-        chosen=chosen, refusals=refusals, before=every[0], spots=spots, costs=every[1:], crossed=crossed, note=note
+        chosen=chosen,
+        refusals=refusals,
+        before=every[0],
+        spots=spots,
+        costs=every[1:],
+        crossed=crossed,
+        note="; ".join(filter(None, (note, WIDTHS if rungs else why))),
     )
 
 
-def _costs(prepared: Prepared, latency: Measure | None, every: Sequence[Mapping[str, int]]) -> tuple[Costs, ...]:
-    """Return the costs at several widths, as counting predicts them."""
+def _costs(
+    prepared: Prepared, latency: Measure | None, rungs: Sequence[Rung], every: Sequence[tuple[Mapping[str, int], Bits]]
+) -> tuple[Costs, ...]:
+    """Return the costs at several widths and bits, as counting predicts them; a latency is that of the widths."""
     params, macs, size = (measure_of(prepared, metric) for metric in ("params", "macs", "size"))
     return tuple(
         Costs(
             params=round(params(widths)),
             macs=round(macs(widths)),
-            bytes=round(size(widths)),
+            bytes=round(with_bits(size, rungs, bits)(widths)),
             latency_ms=None if latency is None else float(latency(widths)),
         )
-        for widths in every
+        for widths, bits in every
     )

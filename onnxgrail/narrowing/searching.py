@@ -14,7 +14,7 @@ from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.moments.curves import Narrow
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.allocation.choose import simple
-from onnxgrail.allocation.few import Bits
+from onnxgrail.allocation.few import Bits, Rung
 from onnxgrail.allocation.ladders import Cost
 from onnxgrail.allocation.losses import Search, search_of, tells
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
@@ -119,12 +119,12 @@ def task_of(search: Search, cost: Cost, near: Near, half: Collection[str] = ()) 
     )
 
 
-def frontier_task(prepared: Prepared, job: Job, blocks: Sequence[Block], cost: Cost) -> Task:
+def frontier_task(prepared: Prepared, job: Job, blocks: Sequence[Block], cost: Cost, rungs: Sequence[Rung]) -> Task:
     """Measure the statistics of the original model, and return the search for points of its frontier."""
     with job.clock.stage("measure"):
         dense = dense_of(prepared, job, blocks, NO_FILES, twice=serves_twice(prepared, job.recipe, NO_FILES, blocks))
     search = search_of(prepared, job, blocks, narrow=narrow_of(job.recipe), dense=dense)
-    return task_of(search, cost, limit_of(job.recipe))
+    return task_of(dataclasses.replace(search, rungs=tuple(rungs)), cost, limit_of(job.recipe))
 
 
 def limit_of(recipe: Recipe) -> Near:

@@ -103,6 +103,8 @@ def _check(recipe: Recipe) -> None:
 
 
 def _check_bits(recipe: Recipe) -> None:
+    if recipe.bits is not None and (recipe.widths is None or recipe.quantize != "none"):
+        raise UsageError("bits need widths, and no --quantize", hint="`frontier --save-recipes` writes both")
     if recipe.only_bits and recipe.only_widths:
         raise UsageError("--only-bits and --only-widths exclude each other", hint="Without both, both are decided")
     option = "--only-bits" if recipe.only_bits else "--only-widths" if recipe.only_widths else ""

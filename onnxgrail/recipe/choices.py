@@ -53,6 +53,7 @@ class Choices(RefineChoices, total=False):
     target_size: Number | None
     target_latency: Number | None
     widths: Mapping[str, int] | None
+    bits: Mapping[str, int] | None
     only_bits: bool
     only_widths: bool
     effort: str

@@ -127,11 +127,11 @@ def shapes(value: Any) -> Mapping[str, tuple[int, ...]]:
 
 
 def widths(value: Any) -> Mapping[str, int]:
-    """Read a mapping of block names to numbers of units."""
+    """Read a mapping of names of blocks or weights to whole numbers."""
     try:
-        return {text(name): whole(units) for name, units in value.items()}
+        return {text(name): whole(number) for name, number in value.items()}
     except (_OddError, AttributeError):
-        raise _OddError("names of blocks with whole numbers") from None
+        raise _OddError("names with whole numbers") from None
 
 
 def wholes(value: Any) -> tuple[int, ...]:

@@ -21,11 +21,12 @@ from onnxgrail.report.result import Result
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A point of a frontier: widths, their loss, and the costs of a model with them.
+    """A point of a frontier: widths and bits, their loss, and the costs of a model with them.
 
     Attributes:
         number: from 1, by growing loss.
         widths: block name to the units that stay; a later point has no wider block.
+        bits: weight to its bits, if the file size decides and weights may have fewer; 32 if it keeps its numbers.
         predicted: loss that the losses of single blocks predict.
         loss: measured: its mean, its one-sided 95 % upper bound, counted agreement and the samples that judged.
         costs: parameters, multiply-accumulates per sample, bytes of the file, and modeled milliseconds per run.
@@ -34,6 +35,7 @@ class Point:
 
     number: int
     widths: Mapping[str, int]
+    bits: Mapping[str, int]
     predicted: float
     loss: Judged
     costs: Costs
@@ -162,5 +164,5 @@ def _entry(point: Point) -> dict[str, Any]:
     return {
         **{name: found[name] for name in ("number", "predicted", "loss")},
         **found["costs"],
-        **{name: found[name] for name in ("command", "widths")},
+        **{name: found[name] for name in ("command", "widths", "bits")},
     }

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from onnxgrail.allocation.few import Bits
 from onnxgrail.allocation.found import Judged
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
 from onnxgrail.search.bisect import farthest_of
+from onnxgrail.search.bits import split
 from onnxgrail.search.candidates import Candidates, Task
 from onnxgrail.search.path import Path
 from onnxgrail.search.trials import paths_within
@@ -21,11 +23,13 @@ class Spot:
 
     Attributes:
         widths: block name to units; a later candidate has no wider block.
+        bits: weight to bits; a later candidate has no more of them.
         predicted: loss from the losses of single blocks.
         loss: measured.
     """
 
     widths: Widths
+    bits: Bits
     predicted: float
     loss: Judged
 
@@ -49,7 +53,8 @@ def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
         def judged(path: Path, steps: int) -> Spot:
             widths = path.widths(steps)
             tick()
-            return Spot(widths=widths, predicted=path.loss(steps), loss=candidates.loss(widths))
+            blocks, bits = split(widths)
+            return Spot(widths=blocks, bits=bits, predicted=path.loss(steps), loss=candidates.loss(widths))
 
         def bound(path: Path, steps: int) -> float:
             return judged(path, steps).loss.bound

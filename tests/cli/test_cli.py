@@ -55,7 +55,7 @@ def test_defaults_equal_the_recipe(calls):
         if field.name in calls[0]:
             assert calls[0][field.name] == getattr(recipe, field.name), field.name
     missing = {f.name for f in dataclasses.fields(Recipe)} - set(calls[0])
-    assert missing == {"ridge", "widths"}
+    assert missing == {"ridge", "widths", "bits"}
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -22,7 +22,7 @@ from tests.tiny import two_mlps
 
 DATA = {"x": np.random.default_rng(0).standard_normal((64, 12)).astype(np.float32)}
 CHOICES: dict[str, Any] = {"data": DATA, "round_to": 1, "minimize": "params"}
-POINT = {"number", "predicted", "loss", "params", "macs", "bytes", "latency_ms", "command", "widths"}
+POINT = {"number", "predicted", "loss", "params", "macs", "bytes", "latency_ms", "command", "widths", "bits"}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,49 @@ def test_a_picked_point_is_what_compress_and_apply_write(model: Path, tmp_path: 
     assert len(list((tmp_path / "r").iterdir())) == len(found.points)
     with pytest.raises(OutputError, match="exists"):
         found.pick(4, tmp_path / "f.onnx")
+
+
+@pytest.mark.parametrize("only", [{}, {"only_bits": True}, {"only_widths": True}])
+def test_points_by_size_lower_bits_beside_widths(only: dict[str, Any], tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    onnx.save(ir.to_proto(two_mlps(12, 192, 128)), model)
+    choices = {"data": DATA, "round_to": 1, "minimize": "size", "points": 5, **only}
+    found = onnxgrail.frontier(model, tmp_path / "f.onnx", pick=2, save_recipes=tmp_path / "r", **choices)
+    for one, two in zip(found.points, found.points[1:], strict=False):
+        assert all(two.widths[name] <= width for name, width in one.widths.items())
+        assert all(two.bits[name] <= bits for name, bits in one.bits.items())
+        assert two.costs.bytes < one.costs.bytes
+    point = found.points[1]
+    assert (min(point.bits.values(), default=32) < 32) != ("only_widths" in only)
+    assert not ("only_bits" in only and point.costs.params < found.before.params)
+    found.pick(2, tmp_path / "p.onnx")
+    onnxgrail.apply(tmp_path / "r" / "point2.yaml", model, tmp_path / "a.onnx", data=DATA)
+    one, *others = [(tmp_path / f"{name}.onnx").read_bytes() for name in "fpa"]
+    assert all(other == one for other in others)
+    assert 0 <= len(one) - point.costs.bytes < 3000  # the recipe in the file
+    assert found.written is not None
+    entries = (found.written.report.data["quantization"] or {}).get("matrices", [])
+    assert {e["weight"]: e["bits"] for e in entries} == {n: b for n, b in point.bits.items() if b < 32}
+    loss = onnxgrail.compare(model, tmp_path / "f.onnx", data=DATA).outputs[0].verdicts[0].loss
+    assert loss is not None
+    assert loss <= point.loss.bound
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"bits": {"w1": 8}, "ratio": 0.2}, "bits need widths, and no --quantize"),
+        ({"bits": {"w1": 8}, "widths": {}, "quantize": "int4"}, "bits need widths, and no --quantize"),
+        ({"bits": {"w11": 8}, "widths": {}}, r"bits name 'w11', which is no weight .*Did you mean 'w1'"),
+        ({"bits": {"w1": 5}, "widths": {}}, r"bits give the weight 'w1' 5 bits\. It can have 8, 4 or 32"),
+        ({"bits": {"w1": "x"}, "widths": {}}, "bits is .*, expected names with whole numbers"),
+    ],
+)
+def test_wrong_bits_are_usage_errors(choices: dict[str, Any], text: str, tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    onnx.save(ir.to_proto(two_mlps(12, 192, 128)), model)
+    with pytest.raises(UsageError, match=text):
+        onnxgrail.compress(model, tmp_path / "o.onnx", data=DATA, **choices)
 
 
 def test_a_loss_picks_the_smallest_point_within_it(found: onnxgrail.Frontier) -> None:

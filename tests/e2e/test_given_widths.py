@@ -69,11 +69,11 @@ def test_the_command_of_the_page_applies_the_recipe(model: Path, names: list[str
         ({"nobody": 3}, r"widths name the block 'nobody', which the model does not have"),
         ({"FIRST": 17}, r"widths give block .* 17 units, expected 1 to 16"),
         ({"FIRST": 0}, r"widths give block .* 0 units, expected 1 to 16"),
-        ({"FIRST": 2.5}, r"widths is .*, expected names of blocks with whole numbers"),
-        ({"FIRST": True}, r"widths is .*, expected names of blocks with whole numbers"),
-        ({3: 3}, r"widths is .*, expected names of blocks with whole numbers"),
-        ("FIRST", r"widths is .*, expected names of blocks with whole numbers"),
-        ([3], r"widths is .*, expected names of blocks with whole numbers"),
+        ({"FIRST": 2.5}, r"widths is .*, expected names with whole numbers"),
+        ({"FIRST": True}, r"widths is .*, expected names with whole numbers"),
+        ({3: 3}, r"widths is .*, expected names with whole numbers"),
+        ("FIRST", r"widths is .*, expected names with whole numbers"),
+        ([3], r"widths is .*, expected names with whole numbers"),
     ],
 )
 def test_wrong_widths_are_usage_errors(model: Path, names: list[str], tmp_path: Path, widths: Any, text: str) -> None:

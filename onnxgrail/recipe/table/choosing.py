@@ -60,15 +60,23 @@ REMOVE = (
         commands=(),
     ),
     Option(
+        "bits",
+        Value(kind="widths"),
+        "Bits of weights, by their names, beside given widths: 4, 8 or 16. Other weights keep theirs.",
+        commands=(),
+    ),
+    Option(
         "only_bits",
         FLAG,
-        "For --target-size, or --max-loss with --minimize size: only give weights fewer bits, remove nothing.",
+        "For --target-size, or with --minimize size: only give weights fewer bits, remove nothing.",
+        commands=NARROWING,
     ),
     Option(
         "only_widths",
         FLAG,
-        "For --target-size, or --max-loss with --minimize size: all weights keep their bits. By default matrices and "
+        "For --target-size, or with --minimize size: all weights keep their bits. By default matrices and "
         "tables get 8 or 4 bits, and convolutions 16 or 8, where that costs less loss per byte than narrowing.",
+        commands=NARROWING,
     ),
     Option(
         "effort",
