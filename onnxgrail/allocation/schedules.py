@@ -23,7 +23,7 @@ def between(one: Ideal, other: Ideal) -> Ideal:
 
     def ideal(s: float) -> dict[str, float]:
         first, second = one(s), other(s)
-        return {name: math.sqrt(first[name] * second[name]) for name in first.keys() & second.keys()}
+        return {name: math.sqrt(first[name] * second[name]) for name in first if name in second}
 
     return ideal
 

@@ -16,6 +16,8 @@ import pytest
 import onnxgrail
 from tests.command import in_a_process, said
 from tests.command import run as cli
+from tests.contract.attention import attention
+from tests.tiny import tiny
 
 from . import nets
 from .decorated import decorated, differences, leaves, values
@@ -109,17 +111,33 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
     assert seeds[0].read_bytes() != seeds[1].read_bytes()
 
 
-def test_two_processes_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def measured_weights() -> onnx_ir.Model:
+    """A chain of layers, and an output with the sizes of all its weights."""
+    layers = "".join(
+        f"h{k} = MatMul(x{k}, w{k})\nx{k + 1} = Relu(h{k})\ns{k} = Shape(w{k})\nt{k} = Cast<to=1>(s{k})\n"
+        for k in range(6)
+    )
+    ends = f"z = Concat<axis=0>({', '.join(f't{k}' for k in range(6))})\ny = MatMul(x6, w6)"
+    return tiny("float[N,8] x0 => float[] y, float[] z", layers + ends, {f"w{k}": (8, 8) for k in range(7)})
+
+
+def test_processes_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, file, _ = saved(tmp_path, "decorated")
+    measured, bent = tmp_path / "measured.onnx", tmp_path / "bent.onnx"
+    onnx_ir.save(measured_weights(), measured)
+    bends = "v4 = Relu(v3)\nv5 = Tanh(v4)\nv6 = Elu(v5)\n"  # three nodes that depend on the basis; one is named
+    onnx_ir.save(attention(softmax=f"{bends}a3 = Softmax<axis=-1>(a2)\no0 = MatMul(a3, v6)"), bent)
     written = []
-    for seed in ("0", "1"):
+    for seed in ("0", "1", "2"):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
-        outputs = [tmp_path / f"{seed} {name}.onnx" for name in ("data", "random")]
-        calls = [["compress", str(model), str(output), "--ratio=0.3", "-q"] for output in outputs]
+        names = {"data": model, "random": model, "sizes": measured}
+        outputs = {tmp_path / f"{seed} {name}.onnx": source for name, source in names.items()}
+        calls = [["compress", str(source), str(output), "--ratio=0.3", "-q"] for output, source in outputs.items()]
         calls[0] += ["--data", str(file)]
-        assert [(code, said(text)) for code, text in in_a_process([(tmp_path, c) for c in calls])] == [(0, "")] * 2
-        written.append([output.read_bytes() for output in outputs])
-    assert written[0] == written[1]
+        calls += [["inspect", str(bent), "--report", str(tmp_path / f"{seed}.json")]]
+        assert [(code, said(text)) for code, text in in_a_process([(tmp_path, c) for c in calls])] == [(0, "")] * 4
+        written.append([path.read_bytes() for path in (*outputs, tmp_path / f"{seed}.json")])
+    assert written[0] == written[1] == written[2]
 
 
 def test_the_input_is_never_touched(tmp_path: Path) -> None:

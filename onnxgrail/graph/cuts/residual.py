@@ -120,7 +120,7 @@ def _parts(
                     del ends[before.end]
                 ends[found.end] = found
                 break
-    return sorted(set(ends.values()), key=lambda part: max(order[n] for n in part.nodes))
+    return sorted(ends.values(), key=lambda part: max(order[n] for n in part.nodes))
 
 
 def _part(

@@ -82,7 +82,7 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
     growth: Growth = {}
     captured = {name for node in nodes for name in captures(node)}
     forms = {form.operand.param: form for holding in survey.holdings for form in holding.forms}
-    for value in {n.inputs[position] for users in claims.values() for n, position, _ in users}:
+    for value in dict.fromkeys(n.inputs[position] for users in claims.values() for n, position, _ in users):
         assert value is not None
         captured |= _write_sizes(graph, value, survey)  # hold measured sizes: replaced, not changed
     for param, users in claims.items():

@@ -260,13 +260,9 @@ class _Finder:
 
     def _check(self, place: tuple[str, int, int], product: ir.Node, tables: Collection[ir.Node]) -> None:
         """Raise the refusal of the first node between weights that depends on the basis, except some tables."""
-        layers = {use.node for use in self.uses[place]}
-        for name in self.carriers[place]:
-            producer = self.nodes.get(name)
-            for node in [producer] if producer is not None and producer not in tables else []:
-                self._follows(node, place, product, layers)
+        layers, mine = {use.node for use in self.uses[place]}, self.carriers[place]
         for node in self.nodes.values():
-            if node not in tables and any(v is not None and v.name in self.carriers[place] for v in node.inputs):
+            if node not in tables and any(v is not None and v.name in mine for v in (*node.inputs, *node.outputs)):
                 self._follows(node, place, product, layers)
 
     def _follows(self, node: ir.Node, place: tuple[str, int, int], product: ir.Node, layers: set[str]) -> None:
