@@ -18,7 +18,7 @@ from onnxgrail.graph.rotate.inside import BENDS, Inside
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.graph.trace.tracer import trace
-from tests.oracle import check_same, passes_checker, run, survey_of
+from tests.oracle import check_same, narrowed_equals_masked, passes_checker, run, survey_of
 from tests.tiny import Weights, feed, ints, lines, scalar, tiny
 
 TOKENS, HEADS, GROUPS, SIZE, WIDTH = 5, 4, 2, 8, 12
@@ -132,11 +132,16 @@ WAYS: dict[str, tuple[str, str, Weights, int, int]] = {
 }  # fmt: skip
 
 
-def rotary(way: str, *, keys: str = "k5 = Unsqueeze(k4, second)\n") -> ir.Model:
-    """An attention layer whose query heads share keys and values, with rotary embeddings."""
+def rotary(way: str, *, keys: str = "k5 = Unsqueeze(k4, second)\n", packed: bool = False) -> ir.Model:
+    """An attention layer whose query heads share keys and values, with rotary embeddings.
+
+    If `packed`, one weight makes queries, keys and values, which are slices of what it computes.
+    """
     before, each, weights, _, opset = WAYS[way]
-    projected = "".join(
-        lines("$p0 = MatMul(x, w$p)\n$p1 = Add($p0, b$p)\n$p2 = Reshape($p1, into$p)\n", p=p)
+    made = "p0 = MatMul(x, w)\np1 = Add(p0, b)\n" if packed else ""
+    one = "$p1 = Slice(p1, start$p, end$p, last)\n" if packed else "$p0 = MatMul(x, w$p)\n$p1 = Add($p0, b$p)\n"
+    projected = made + "".join(
+        lines(f"{one}$p2 = Reshape($p1, into$p)\n", p=p)
         + lines("$p3 = Transpose<perm=[0,2,1,3]>($p2)\n" + (each if p != "v" else "$p4 = Identity($p3)\n"), p=p)
         for p in "qkv"
     )
@@ -154,9 +159,14 @@ def rotary(way: str, *, keys: str = "k5 = Unsqueeze(k4, second)\n") -> ir.Model:
         o2 = Reshape(o1, back)
         y = MatMul(o2, wo)
     """
+    bounds = dict(zip("qkv", ((0, HEADS), (HEADS, HEADS + GROUPS), (HEADS + GROUPS, HEADS + 2 * GROUPS)), strict=True))
+    widths = {"": HEADS + 2 * GROUPS} if packed else {p: HEADS if p == "q" else GROUPS for p in "qkv"}
     shapes: Weights = {
-        **{f"w{p}": (WIDTH, SIZE * (HEADS if p == "q" else GROUPS)) for p in "qkv"},
-        **{f"b{p}": (SIZE * (HEADS if p == "q" else GROUPS),) for p in "qkv"},
+        **{f"w{p}": (WIDTH, SIZE * heads) for p, heads in widths.items()},
+        **{f"b{p}": (SIZE * heads,) for p, heads in widths.items()},
+        **{f"start{p}": ints(SIZE * first) for p, (first, _) in bounds.items() if packed},
+        **{f"end{p}": ints(SIZE * end) for p, (_, end) in bounds.items() if packed},
+        **({"last": ints(2)} if packed else {}),
         **{f"into{p}": ints(0, 0, HEADS if p == "q" else GROUPS, -1) for p in "qkv"},
         "second": ints(2),
         "twice": ints(1, 1, HEADS // GROUPS, 1, 1),
@@ -196,9 +206,9 @@ def masked(model: ir.Model, kept: Ints) -> ir.Model:
     return other
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_without_a_pair_the_scores_lack_its_products(way: str) -> None:
-    model = rotary(way)
+@pytest.mark.parametrize(("way", "packed"), [*((way, False) for way in WAYS), ("halves", True), ("one operator", True)])
+def test_without_a_pair_the_scores_lack_its_products(way: str, packed: bool) -> None:
+    model = rotary(way, packed=packed)
     other, survey, inside, order = picked(model)
     assert inside.units is not None
     assert len(order) == WAYS[way][3]
@@ -231,6 +241,18 @@ def test_queries_and_keys_share_what_they_gather() -> None:
     gathers = [node for node in other.graph if node.op_type == "Gather"]
     assert sorted(node.inputs[0].name for node in gathers) == ["cosine", "sine"]
     assert all(len(list(node.outputs[0].uses())) == 2 for node in gathers)
+
+
+def test_the_weight_of_sliced_queries_is_masked_where_it_makes_them() -> None:
+    other, survey, *_ = picked(rotary("halves", packed=True))
+    (block,) = [block for block in survey.blocks if block.kind == "qk"]
+    assert {(slot.initializer, slot.role, slot.index.size) for slot in block.slots} == {
+        ("w", "producer", SIZE * (HEADS + GROUPS)),
+        ("b", "passenger", SIZE * (HEADS + GROUPS)),
+        ("w", "consumer", SIZE * HEADS),
+        ("b", "consumer", SIZE * HEADS),
+    }
+    narrowed_equals_masked(other, feed(other), kinds=("qk", "vo"))
 
 
 def test_what_bends_rotated_queries_is_refused_by_name() -> None:

@@ -95,7 +95,7 @@ def _params(flow: Flow) -> dict[tuple[str, int], str]:
     """
     cuts: dict[tuple[str, int], _Cut] = defaultdict(list)
     values: dict[tuple[str, int], str] = {}
-    for use in flow.uses:
+    for use in _cuts(flow):
         values[use.node, use.operand] = use.value
         cuts[use.node, use.operand].append((use.mark.axes[0], _roots(flow, use.mark).tobytes()))
     ways = _ways(flow, ((values[where], cut) for where, cut in cuts.items()))
@@ -114,6 +114,14 @@ def _params(flow: Flow) -> dict[tuple[str, int], str]:
             clones[value] += 1
         found[where] = names[signature]
     return found
+
+
+def _cuts(flow: Flow) -> Iterable[Use]:
+    """Return the first use of every axis of every operand; a consumer that makes queries has it twice, once in part."""
+    found: dict[tuple[str, int, tuple[int, ...]], Use] = {}
+    for use in flow.uses:
+        found.setdefault((use.node, use.operand, use.mark.axes), use)
+    return found.values()
 
 
 def _ways(flow: Flow, cuts: Iterable[tuple[str, _Cut]]) -> dict[tuple[str, int], set[bytes]]:
@@ -264,7 +272,7 @@ def _operands(flow: Flow, params: dict[tuple[str, int], str], numbers: Ints) -> 
     units: dict[tuple[str, int], dict[int, Ints]] = defaultdict(dict)
     values: dict[tuple[str, int], str] = {}
     scaled = {(use.node, use.operand) for use in flow.uses if use.scaled}
-    for use in flow.uses:
+    for use in _cuts(flow):
         if len(use.mark.axes) == 1:
             found = _numbered(flow, use.mark, numbers)
             if found.any():

@@ -73,10 +73,11 @@ def _consumed(site: Site, queries: Ints) -> None:
     flow = site.flow
     roots = np.unique(flow.labels.find(queries))
     for use in [use for use in flow.uses if use.role != "consumer" and len(use.mark.axes) == 1]:
-        found = flow.labels.find(use.mark.labels)
-        made = _made(site, use) if np.isin(found, roots).all() else None
+        mine = np.isin(flow.labels.find(use.mark.labels), roots)
+        made = _made(site, use) if mine.any() else None
         if made is not None:
-            flow.uses.append(Use(use.node, use.operand, use.value, use.mark, "consumer", made))
+            mark = Mark(use.mark.axes, np.where(mine, use.mark.labels, 0))
+            flow.uses.append(Use(use.node, use.operand, use.value, mark, "consumer", made))
 
 
 def _made(site: Site, use: Use) -> tuple[str, int] | None:
