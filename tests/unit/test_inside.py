@@ -14,7 +14,7 @@ from onnxgrail.calibration.proof import prove
 from onnxgrail.core import Floats
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
-from onnxgrail.graph.rotate.inside import BENDS, KERNEL, POSITIONS
+from onnxgrail.graph.rotate.inside import BENDS, KERNEL, OTHER, POSITIONS
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.graph.trace.tracer import trace
@@ -197,6 +197,7 @@ BENT = {
         weights={"table": (SIZE,)},
         opset=23,
     ),
+    "another product": attention(scores='a1 = Einsum<equation="bhqd,bhkd->bhqk">(q3, k3)'),
     "clipped values": attention(softmax="a3 = Softmax<axis=-1>(a2)\nv4 = Relu(v3)\no0 = MatMul(a3, v4)"),
     "added to values": attention(
         softmax="""
@@ -209,16 +210,21 @@ BENT = {
 }
 
 
-@pytest.mark.parametrize(("name", "left"), [("normalized", "vo"), ("clipped values", "qk"), ("added to values", "qk")])
-def test_what_depends_on_the_basis_is_refused_by_name(name: str, left: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "left", "why"),
+    [
+        ("normalized", "vo", ("a1", POSITIONS)),
+        ("another product", "vo", ("a1", OTHER)),
+        ("clipped values", "qk", ("v4", BENDS)),
+        ("added to values", "qk", ("v4", BENDS)),
+    ],
+)
+def test_what_depends_on_the_basis_is_refused_by_name(name: str, left: str, why: tuple[str, str]) -> None:
     model = BENT[name]
     other, _, bases = turned(model)
     assert [basis.rpartition("/")[2] for basis in bases] == [left]
     check_same(run(other, feed(model)), run(model, feed(model)))
-    refusals = found_in(model).refusals
-    assert [(refusal.value, refusal.reason) for refusal in refusals] == [
-        ("a1", POSITIONS) if left == "vo" else ("v4", BENDS)
-    ]
+    assert [(refusal.value, refusal.reason) for refusal in found_in(model).refusals] == [why]
 
 
 def test_one_bias_for_all_channels_is_refused() -> None:

@@ -26,6 +26,7 @@ SHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", 
 MOVES = frozenset((*SHAPING, "Identity", "Cast", "CastLike", "Neg", "Split", "Slice", "Concat", "Gather"))
 LAYERS = frozenset(("MatMul", "Gemm", "Conv"))
 FUSED = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention", "PagedAttention", "QAttention"))
+OTHERS = frozenset(("FusedMatMul", "TransposeMatMul", "Einsum"))
 SCALES = ("Mul", "Div", "Add", "Where", "Cast", "Identity", "Reshape", "Clip", "Tanh")  # between scores and a softmax
 STEPS = 8  # most of them
 POSITIONS = "what it reads is rotated by position, normalized, cached, or computed by no weight, so its channels stay"
@@ -34,8 +35,9 @@ CLAIMED = "several products read the same channels inside heads"
 UNEVEN = "its heads share some of their channels, or differ in their number"
 STORED = "its weight is shared, quantized or computed at run time, and takes no basis inside heads"
 KERNEL = "a fused kernel reads heads of one size; channels inside of them stay"
+OTHER = "channels inside heads are followed through MatMul only, so those that it multiplies stay"
 
-REASONS = frozenset((POSITIONS, BENDS, CLAIMED, UNEVEN, STORED, KERNEL))
+REASONS = frozenset((POSITIONS, BENDS, CLAIMED, UNEVEN, STORED, KERNEL, OTHER))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -134,7 +136,9 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
     if not set(INNER) & set(kinds):
         return [], []
     refusals = [_refusal(node, KERNEL) for node in model.graph if node.op_type in FUSED]
-    if not any(_multiplies(node, facts) for node in model.graph):
+    others = [node for node in model.graph if node.op_type in OTHERS and not _reads_constants(node, facts)]
+    refusals += [_refusal(node, OTHER) for node in others if _scores(node) or _weighs(node)]
+    if not any(node.op_type == "MatMul" and not _reads_constants(node, facts) for node in model.graph):
         return [], refusals
     finder = _Finder(model, flow_of(model, facts, inside=True))
     found = []
@@ -171,8 +175,8 @@ def _weighs(node: ir.Node) -> bool:
     return False
 
 
-def _multiplies(node: ir.Node, facts: Facts) -> bool:
-    return node.op_type == "MatMul" and not any(v is None or v.name in facts.constants for v in node.inputs)
+def _reads_constants(node: ir.Node, facts: Facts) -> bool:
+    return any(v is None or v.name in facts.constants for v in node.inputs)
 
 
 def _refusal(node: ir.Node, reason: str) -> Refusal:
