@@ -90,6 +90,7 @@ def test_another_basis_is_the_same_function(form: str, begin: str, end: str) -> 
     restore(other)
     check_same(run(other, feed(model)), run(model, feed(model)))
     assert not any(node.op_type == "SimplifiedLayerNormalization" for node in other.graph)
+    assert all(value.uses() for value in other.graph.initializers.values())
 
 
 @pytest.mark.parametrize(("form", "begin", "end"), NETS)

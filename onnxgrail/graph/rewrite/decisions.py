@@ -13,13 +13,13 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Bools
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
-from onnxgrail.graph.cost.counting import is_weight
 from onnxgrail.graph.ops.rule import find_narrow
 from onnxgrail.graph.ops.tensors.cut import Cut, constant
 from onnxgrail.graph.rewrite.assign import assign, is_sole
 from onnxgrail.graph.rewrite.computed import fill, give, lay_out, pick
 from onnxgrail.graph.rewrite.shift import shift_biases
 from onnxgrail.graph.rewrite.stored import Growth, User, cut_stored, follow
+from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.trace.facts import captures, constant_of, key
 from onnxgrail.graph.trace.sizes import SOURCES
@@ -62,7 +62,7 @@ def _narrow(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledge
     for name, value in _values(graph):
         if name in narrowed and value.const_value is None:
             _resize(value, survey, ledger.dead)
-    _sweep(graph, replaced)
+    sweep(graph, replaced)
 
 
 def _values(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
@@ -168,34 +168,3 @@ def _resize(value: ir.Value, survey: Survey, dead: Bools) -> None:
             symbolic = not isinstance(dims[axis], int)
             dims[axis] = ir.SymbolicDim(None) if symbolic else int((~dead[mark.labels]).sum())
     value.shape = ir.Shape(dims)
-
-
-def _sweep(graph: ir.Graph, replaced: set[ir.Value]) -> None:
-    """Remove what only the replaced operands needed; what had no readers before stays.
-
-    A weight that is also a graph input is removed with its input: nothing would read it.
-    """
-    queue = list(replaced)
-    while queue:
-        value = queue.pop()
-        if value.uses() or value.is_graph_output():
-            continue
-        node = value.producer()
-        if node is None:
-            _drop(graph, value)
-            continue
-        if any(v.uses() or v.is_graph_output() for v in node.outputs) or node.graph is not graph:
-            continue
-        queue += [v for v in node.inputs if v is not None]
-        graph.remove(node, safe=True)
-
-
-def _drop(graph: ir.Graph, value: ir.Value) -> None:
-    """Remove an initializer; a size that is also a graph input stays, since it takes no space."""
-    if not value.name or value.name not in graph.initializers:
-        return
-    if value.is_graph_input():
-        if value.dtype is None or not is_weight(value.dtype):
-            return
-        graph.inputs.remove(value)
-    del graph.initializers[value.name]

@@ -18,6 +18,7 @@ from onnxgrail.graph import slots
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import set_operands
+from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.rotate.bridges import bridge, follow, refusal, walls_of
 from onnxgrail.graph.rotate.heads import products_of, rotate_heads
@@ -208,8 +209,10 @@ def _simplify(graph: ir.Graph, norm: Norm, stream: str, dtype: np.dtype) -> None
     fresh.type, fresh.shape = result.type, result.shape
     graph.insert_after(norm.nodes[-1], node)
     result.replace_all_uses_with(fresh)
+    read = [value for old in norm.nodes for value in old.inputs if value is not None]
     for old in reversed(norm.nodes):
         if not any(v.uses() or v.is_graph_output() for v in old.outputs):
             graph.remove(old, safe=True)
+    sweep(graph, read)
     result.name = None if result.producer() is None else f"{name}/old"
     fresh.name = name
