@@ -47,7 +47,6 @@ FORMS = {
         w$i = Mul(u$i, g$i)
         $y = Add(w$i, s$i)""",
 }
-LAYERED = ("LayerNormalization", "written out layer norm")
 
 BEGINS = {
     "table": ("int64[N,S] ids", "x0 = Gather(table, ids)"),
@@ -62,6 +61,14 @@ BEGINS = {
         p5 = Concat <axis=0> (p4, one_token)
         p3 = Expand(token, p5)
         x0 = Concat <axis=1> (p3, p2)""",
+    ),
+    "waves": (
+        "float[N,6,S] x",
+        """
+        c0 = Conv <kernel_shape=[1]> (x, kernel, patch_bias)
+        c1 = Relu(c0)
+        c2 = Mul(c1, half)
+        x0 = Transpose <perm=[0,2,1]> (c2)""",
     ),
     "activation": ("float[N,S,6] x", "b0 = MatMul(x, stem)\nx0 = Relu(b0)"),
 }
@@ -151,6 +158,7 @@ def _weights(begin: str, end: str) -> dict[str, Any]:
         "one_token": ints(1, WIDTH),
         "token": (1, 1, WIDTH),
         "stem": (6, WIDTH),
+        "kernel": (WIDTH, 6, 1),
         "head": (WIDTH, 5),
         "headT": (5, WIDTH),
         "head_bias": (5,),

@@ -10,16 +10,14 @@ import pytest
 from onnxgrail.algebra.rotation import basis_of, unnormed
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Array, Floats, Stats
-from onnxgrail.graph.rewrite.decisions import apply
-from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
+from onnxgrail.graph.rotate.basis import rotatable, rotate
 from onnxgrail.graph.rotate.bridges import BRIDGES
-from onnxgrail.graph.rotate.norms import norms_of
 from onnxgrail.graph.rotate.restore import restore
-from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.graph.trace.tracer import trace
 from tests.oracle import check_same, passes_checker, run, survey_of
-from tests.prenorm import BEGINS, ENDS, FORMS, LAYERED, WIDTH, prenorm
+from tests.prenorm import BEGINS, ENDS, FORMS, WIDTH, prenorm
 from tests.tiny import feed, tiny
+from tests.turned import found_in, orthogonal, projected, turned, without
 
 KEPT = 7
 NETS = [
@@ -30,62 +28,10 @@ NETS = [
 ] + [(form, "table", "scores") for form in FORMS if form != "LayerNormalization"]
 
 
-def orthogonal(seed: int = 0) -> Floats:
-    """A random basis; its last vector is constant, as the one that layer normalizations leave without energy."""
-    draws = np.random.default_rng(seed).normal(size=(WIDTH, WIDTH))
-    draws[:, 0] = 1
-    return np.roll(np.linalg.qr(draws)[0], -1, axis=1)
-
-
-def found_in(model: ir.Model) -> Rotatable:
-    """The streams of a model."""
-    return rotatable(model, survey_of(model, feed(model)).facts)
-
-
-def turned(model: ir.Model, basis: Floats) -> tuple[ir.Model, Survey]:
-    """The model in another basis, and its trace."""
-    found = found_in(model)
-    assert not found.refusals
-    (name,) = found.streams
-    other = rotate(found, {name: basis})
-    return other, trace(other, observe(other, feed(other)))
-
-
-def without(model: ir.Model, survey: Survey, kept: int) -> ir.Model:
-    """A model without the last channels of its stream."""
-    (block,) = [b for b in survey.blocks if b.ranked]
-    dead = np.zeros(survey.ids, dtype=bool)
-    dead[block.ids[kept:]] = True
-    slim = model.clone()
-    apply(slim.graph, survey, Ledger(dead=dead, arrays={}))
-    restore(slim)
-    return slim
-
-
-def projected(model: ir.Model, basis: Floats, *, layered: bool) -> ir.Model:
-    """The original, with the input of every normalization projected on the columns of a basis."""
-    other = model.clone()
-    projection = basis @ basis.T
-    if layered:
-        projection = (np.eye(WIDTH) - 1 / WIDTH) @ projection
-    numbers = ir.tensor(projection.astype(np.float32), name="projection")
-    matrix = ir.Value(name="projection", const_value=numbers, type=ir.TensorType(numbers.dtype), shape=numbers.shape)
-    other.graph.register_initializer(matrix)
-    for norm in norms_of(other, survey_of(model, feed(model)).facts):
-        node = ir.Node("", "MatMul", [norm.source, matrix], num_outputs=1)
-        node.outputs[0].name = f"{norm.source.name}/projected"
-        for reader in norm.nodes:
-            for operand, value in enumerate(reader.inputs):
-                if value is norm.source:
-                    reader.replace_input_with(operand, node.outputs[0])
-        other.graph.insert_before(norm.nodes[0], node)
-    return other
-
-
 @pytest.mark.parametrize(("form", "begin", "end"), NETS)
 def test_another_basis_is_the_same_function(form: str, begin: str, end: str) -> None:
     model = prenorm(form, begin, end)
-    other, _ = turned(model, orthogonal())
+    other, _ = turned(model, feed(model), orthogonal(WIDTH))
     check_same(run(other, feed(model)), run(model, feed(model)))
     restore(other)
     check_same(run(other, feed(model)), run(model, feed(model)))
@@ -95,9 +41,9 @@ def test_another_basis_is_the_same_function(form: str, begin: str, end: str) -> 
 
 @pytest.mark.parametrize(("form", "begin", "end"), NETS)
 def test_fewer_channels_are_a_projection(form: str, begin: str, end: str) -> None:
-    model, basis = prenorm(form, begin, end), orthogonal()
-    slim = without(*turned(model, basis), KEPT)
-    want = run(projected(model, basis[:, :KEPT], layered=form in LAYERED), feed(model))
+    model, basis = prenorm(form, begin, end), orthogonal(WIDTH)
+    slim = without(*turned(model, feed(model), basis), KEPT)
+    want = run(projected(model, feed(model), basis[:, :KEPT]), feed(model))
     check_same(run(slim, feed(model)), want)
     assert np.abs(want["y"] - run(model, feed(model))["y"]).max() > 1e-2
     if passes_checker(ir.to_proto(model).SerializeToString()):
@@ -110,7 +56,7 @@ SCALED = ("ds$i = Mul(db$i, scale$i)", "dt$i = Identity(db$i)\nds$i = Mul(scale$
 @pytest.mark.parametrize("scaled", SCALED)
 def test_the_scale_of_a_layer_is_folded(scaled: str) -> None:
     model = prenorm(scaled=scaled, depth=BRIDGES + 1)
-    other, survey = turned(model, orthogonal())
+    other, survey = turned(model, feed(model), orthogonal(WIDTH))
     assert not any(node.op_type == "Mul" for node in other.graph)
     check_same(run(other, feed(model)), run(model, feed(model)))
     assert [b.units for b in survey.blocks if b.kind == "stream"] == [WIDTH]
@@ -118,7 +64,7 @@ def test_the_scale_of_a_layer_is_folded(scaled: str) -> None:
 
 def test_a_scale_whose_layer_something_else_reads_stays() -> None:
     model = prenorm(scaled="dt$i = Mul(db$i, scale$i)\ndm$i = ReduceMax <keepdims=0> (db$i)\nds$i = Mul(dt$i, dm$i)")
-    other, _ = turned(model, orthogonal())
+    other, _ = turned(model, feed(model), orthogonal(WIDTH))
     assert any("basis" in name for name in other.graph.initializers)
     check_same(run(other, feed(model)), run(model, feed(model)))
 
@@ -128,7 +74,7 @@ def test_norms_are_written_for_the_opset_of_the_model(opset: int) -> None:
     model = prenorm("written out" if opset >= 18 else "reciprocal")
     if opset < 18:
         model = older(model)
-    other, survey = turned(model, orthogonal())
+    other, survey = turned(model, feed(model), orthogonal(WIDTH))
     slim = without(other, survey, KEPT)
     onnx.checker.check_model(ir.to_proto(slim), full_check=True)
     assert run(slim, feed(model))["y"].shape == run(model, feed(model))["y"].shape
@@ -160,9 +106,9 @@ def test_a_sum_inside_a_fused_normalization_is_found() -> None:
     shapes = {"table": (7, WIDTH), "bias": (WIDTH,), "up": (WIDTH, 8), "down": (8, WIDTH), "head": (WIDTH, 3)}
     shapes |= {"up1": (WIDTH, 8), "down1": (8, WIDTH), **{f"{v}{i}": (WIDTH,) for v in "gs" for i in range(3)}}
     model = tiny("int64[N,S] ids => float[N,S,3] y", text, shapes, imports={"com.microsoft": 1}, recorded=False)
-    found = found_in(model)
+    found = found_in(model, feed(model))
     assert [len(stream.norms) for stream in found.streams.values()] == [3]
-    other, survey = turned(model, orthogonal())
+    other, survey = turned(model, feed(model), orthogonal(WIDTH))
     check_same(run(other, feed(model)), run(model, feed(model)))
     assert [b.units for b in survey.blocks if b.kind == "stream"] == [WIDTH]
 
@@ -193,7 +139,8 @@ def test_other_streams_are_refused_by_name(what: str) -> None:
     shapes = {"table": (7, WIDTH), "up": (WIDTH, 8), "down": (8, WIDTH), "head": (WIDTH, 3)}
     shapes |= dict.fromkeys(("g0", "s0", "g1", "s1"), (WIDTH,))
     used = {name: shape for name, shape in shapes.items() if f"{name})" in body or f"{name}," in body}
-    found = found_in(tiny("int64[N,S] ids => float[N,S,3] y", body, used))
+    model = tiny("int64[N,S] ids => float[N,S,3] y", body, used)
+    found = found_in(model, feed(model))
     assert not found.streams
     assert [refusal.reason for refusal in found.refusals] == [why]
 
@@ -209,7 +156,8 @@ def test_norms_after_every_sum_are_no_stream() -> None:
         y2 = LayerNormalization(x2, g, s)
         y = MatMul(y2, head)"""
     shapes = {"table": (7, WIDTH), "a": (WIDTH, WIDTH), "b": (WIDTH, WIDTH), "head": (WIDTH, 3)}
-    found = found_in(tiny("int64[N,S] ids => float[N,S,3] y", body, {**shapes, "g": (WIDTH,), "s": (WIDTH,)}))
+    model = tiny("int64[N,S] ids => float[N,S,3] y", body, {**shapes, "g": (WIDTH,), "s": (WIDTH,)})
+    found = found_in(model, feed(model))
     assert not found.streams
     assert not found.refusals
 
@@ -226,7 +174,7 @@ def looked_up() -> ir.Model:
 
 
 def test_a_table_gets_a_basis_of_its_own() -> None:
-    model, basis = looked_up(), orthogonal()
+    model, basis = looked_up(), orthogonal(WIDTH)
     facts = survey_of(model, feed(model)).facts
     assert not rotatable(model, facts, ("stream",)).streams
     found = rotatable(model, facts, ("embedding",))
@@ -263,7 +211,7 @@ TIED = {
 def test_a_table_that_is_the_head_too_gets_a_basis_of_its_own(head: str) -> None:
     text = f"e = Gather(table, ids)\nr = Relu(e)\nh = MatMul(r, up)\na = Relu(h)\n{TIED[head]}"
     used = {"table": (60, WIDTH), "up": (WIDTH, WIDTH), "zero": np.array(0, dtype=np.int64)}
-    model, basis = tiny("int64[N,S] ids => float[] y", text, used, recorded=False), orthogonal()
+    model, basis = tiny("int64[N,S] ids => float[] y", text, used, recorded=False), orthogonal(WIDTH)
     found = rotatable(model, survey_of(model, feed(model)).facts, ("embedding",))
     assert list(found.streams) == ["table"]
     other = rotate(found, {"table": basis})

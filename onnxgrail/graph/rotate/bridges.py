@@ -12,6 +12,7 @@ from onnxgrail.core import Refusal
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, hand_over
 from onnxgrail.graph.rotate.layers import Slot
+from onnxgrail.graph.rotate.norms import sole
 from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts
 
@@ -51,13 +52,26 @@ def walls_of(stream: Stream, facts: Facts) -> list[Wall]:
         if len(facts.shapes[slot.value.name or ""]) > 1:
             readers.setdefault(_root(slot.value), []).append(slot)
     shared = [slot for same in readers.values() if len(same) > 1 or _others(same) for slot in same]
-    walls = {(w.value, w.node, w.ahead): w for w in stream.walls}
+    walls = {(w.value, w.node, w.ahead): w for w in (_on_last_axis(w, stream, facts) for w in stream.walls)}
     for slot in shared:
         value = slot.node.inputs[0] if slot.reads else slot.node.outputs[0]
         assert value is not None
         axis = stream.tensors[value][0]
         walls[value, slot.node, slot.reads] = Wall(value, axis, slot.norm, slot.node, ahead=slot.reads)
     return list(walls.values())
+
+
+def _on_last_axis(wall: Wall, stream: Stream, facts: Facts) -> Wall:
+    """Return the wall of a node where what it computes has its channels on the last axis, if it all gets there."""
+    value, axis = wall.value, wall.axis
+    while not wall.ahead and axis != len(facts.shapes[value.name or ""]) - 1:
+        after = sole(value)
+        computed = [v for v in after.inputs if v is not None and v.name not in facts.constants] if after else []
+        if after is None or after.outputs[0] not in stream.tensors or computed != [value]:
+            return wall
+        value = after.outputs[0]
+        axis, _ = stream.tensors[value]
+    return replace(wall, value=value, axis=axis)
 
 
 def _root(value: ir.Value) -> ir.Value:

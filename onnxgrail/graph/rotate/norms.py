@@ -115,7 +115,7 @@ def _maker(value: ir.Value | None) -> ir.Node | None:
     return value.producer() if value is not None else None
 
 
-def _sole(value: ir.Value) -> ir.Node | None:
+def sole(value: ir.Value) -> ir.Node | None:
     """Return the only reader of a value; None if there are several, or if it is an output."""
     readers = {use.node for use in value.uses()}
     return next(iter(readers)) if len(readers) == 1 and not value.is_graph_output() else None
@@ -153,7 +153,7 @@ def _epsilon(node: ir.Node, facts: Facts) -> tuple[float, ir.Node | None]:
 
     Exporters leave out a constant near zero. The result is then zero and the node of the mean.
     """
-    reader = _sole(node.outputs[0])
+    reader = sole(node.outputs[0])
     if reader is not None and reader.op_type == "Sqrt":
         return 0.0, node
     if reader is None or reader.op_type != "Add":
@@ -165,13 +165,13 @@ def _epsilon(node: ir.Node, facts: Facts) -> tuple[float, ir.Node | None]:
 
 def _divided(node: ir.Node, x: ir.Value, facts: Facts) -> list[ir.Node] | None:
     """Return the nodes that divide x by the root of this node's output."""
-    root = _sole(node.outputs[0])
+    root = sole(node.outputs[0])
     if root is None:
         return None
     power = _scalar(root.inputs[1], facts) if root.op_type == "Pow" else None
     if root.op_type != "Sqrt" and power not in (0.5, -0.5):
         return None
-    last = _sole(root.outputs[0])
+    last = sole(root.outputs[0])
     if last is None:
         return None
     if power == -0.5:
@@ -179,7 +179,7 @@ def _divided(node: ir.Node, x: ir.Value, facts: Facts) -> list[ir.Node] | None:
     if last.op_type == "Div" and last.inputs[0] is x and last.inputs[1] is root.outputs[0]:
         return [root, last]
     inverse = last.op_type == "Reciprocal" or (last.op_type == "Div" and _scalar(last.inputs[0], facts) == 1.0)
-    product = _sole(last.outputs[0]) if inverse else None
+    product = sole(last.outputs[0]) if inverse else None
     return [root, last, product] if product is not None and _takes(product, "Mul", x, last.outputs[0]) else None
 
 
@@ -203,7 +203,7 @@ def _with_vectors(norm: Norm, facts: Facts) -> Norm:
     """Add the gain and the shift that the next nodes apply, if nothing else reads the values between."""
     for op, name in (("Mul", "gain"), ("Add", "shift")):
         value, between = _uncast(norm.result)
-        reader = _sole(value)
+        reader = sole(value)
         vector = None
         if reader is not None and reader.op_type == op and len(reader.inputs) == 2:
             operand = 1 if reader.inputs[0] is value else 0
@@ -217,5 +217,5 @@ def _with_vectors(norm: Norm, facts: Facts) -> Norm:
 
 def _uncast(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
     """Return the value, followed through a Cast that is its only reader."""
-    reader = _sole(value)
+    reader = sole(value)
     return (reader.outputs[0], [reader]) if reader is not None and reader.op_type == "Cast" else (value, [])

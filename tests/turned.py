@@ -1,0 +1,71 @@
+"""Streams in another basis, and their oracle: the original, in which every normalization reads a projection."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.calibration.observe import observe
+from onnxgrail.core import Feed, Floats
+from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
+from onnxgrail.graph.rotate.restore import restore
+from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.graph.trace.tracer import trace
+
+
+def orthogonal(width: int, seed: int = 0) -> Floats:
+    """A random basis; its last vector is constant, as the one that layer normalizations leave without energy."""
+    draws = np.random.default_rng(seed).normal(size=(width, width))
+    draws[:, 0] = 1
+    return np.roll(np.linalg.qr(draws)[0], -1, axis=1)
+
+
+def found_in(model: ir.Model, feed: Feed) -> Rotatable:
+    """The streams of a model."""
+    return rotatable(model, observe(model, feed), ("stream",))
+
+
+def turned(model: ir.Model, feed: Feed, basis: Floats) -> tuple[ir.Model, Survey]:
+    """The model with all streams in another basis, and its trace."""
+    found = found_in(model, feed)
+    assert found.streams
+    assert not found.refusals
+    other = rotate(found, dict.fromkeys(found.streams, basis))
+    return other, trace(other, observe(other, feed))
+
+
+def without(model: ir.Model, survey: Survey, kept: int) -> ir.Model:
+    """A model without the last channels of its streams."""
+    dead = np.zeros(survey.ids, dtype=bool)
+    for block in survey.blocks:
+        if block.ranked:
+            dead[block.ids[kept:]] = True
+    assert dead.any()
+    slim = model.clone()
+    apply(slim.graph, survey, Ledger(dead=dead, arrays={}))
+    restore(slim)
+    return slim
+
+
+def projected(model: ir.Model, feed: Feed, basis: Floats) -> ir.Model:
+    """The model with fused sums apart, in which all that reads a stream reads a projection on columns of a basis."""
+    found = found_in(model, feed)
+    graph = found.model.graph
+    for stream in found.streams.values():
+        centered = any(norm.centered for norm in stream.norms)
+        projection = basis @ basis.T - (basis @ basis.T).mean(axis=0) * centered
+        numbers = ir.tensor(projection.astype(np.float32), name=f"{stream.name}/projection")
+        matrix = ir.Value(
+            name=numbers.name, const_value=numbers, type=ir.TensorType(numbers.dtype), shape=numbers.shape
+        )
+        graph.register_initializer(matrix)
+        reads = [(node, norm.source) for norm in stream.norms for node in norm.nodes if norm.source in node.inputs]
+        reads += [(slot.node, slot.node.inputs[0]) for slot in stream.slots if slot.reads and slot.norm is None]
+        for number, (reader, value) in enumerate(reads):
+            node = ir.Node("", "MatMul", [value, matrix], num_outputs=1)
+            node.outputs[0].name = f"{stream.name}/projected/{number}"
+            graph.insert_before(reader, node)
+            for operand in [k for k, v in enumerate(reader.inputs) if v is value]:
+                reader.replace_input_with(operand, node.outputs[0])
+    return found.model
