@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from typing import Any
@@ -24,3 +25,8 @@ def reason_of(longrepr: Any) -> str:
     reason = text.removeprefix("Skipped: ")
     missing = re.match("could not import '([^']*)'", reason)
     return f"{missing[1]} is not installed" if missing else reason
+
+
+def pytest_configure() -> None:
+    """Keep no times: neither in the user's folder, nor from one test to the next."""
+    os.environ["ONNXGRAIL_CACHE"] = ""

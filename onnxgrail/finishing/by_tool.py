@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -14,15 +15,21 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.form import in_form
 from onnxgrail.calibration.quantize.static import Trials
 from onnxgrail.calibration.runtime.latency import in_turn, single
-from onnxgrail.core import Recipe
+from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.job import Job
+from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.narrowing.bits.halves import on_few
 from onnxgrail.search.candidates import loss_of
+from onnxgrail.search.kernels import Durations, durations
 
+DURATIONS: Codec[Sequence[Durations]] = Codec(
+    lambda times: Record(notes={"times": list(times)}), lambda record: record.notes["times"]
+)
+SPEED: Codec[float] = Codec(lambda speed: Record(notes={"speed": speed}), lambda record: record.notes["speed"])
 ENOUGH = 0.01  # loss at which no further layer stays in float, without --max-loss
 
 
@@ -38,7 +45,7 @@ def quantised_by_tool(
         job: the run.
     """
     recipe = job.recipe
-    with _trials(prepared, slim, recipe) as trials:
+    with _trials(prepared, slim, job) as trials:
         made = in_form(prepared, slim, recipe, None if found is None else found.half, trials)
     old, new = opset_of(slim), opset_of(made.model)
     changed = f"opset {old} has no scales per channel: the model was converted to opset {new}"
@@ -55,21 +62,42 @@ def quantised_by_tool(
 
 
 @contextlib.contextmanager
-def _trials(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Iterator[Trials | None]:
-    """Yield trials of candidates, judged against the original; None where they cannot be judged or take long."""
+def _trials(prepared: Prepared, slim: ir.Model, job: Job) -> Iterator[Trials | None]:
+    """Yield trials of candidates, judged against the original; None where they cannot be judged or take long.
+
+    What is measured once is not measured again if the run is continued.
+    """
+    recipe, steps, pairs = job.recipe, job.steps.alone(), itertools.count()
     with on_few(prepared, slim, recipe) as loss:
 
         def holds(model: ir.Model) -> bool:
             most = recipe.max_loss
             return most is None or loss_of(prepared, model, recipe.providers).bound <= most
 
+        feed = single(fit(prepared.feed, between(prepared.model, slim)), signature_of(prepared.model))
+
+        def kernels(models: Sequence[ir.Model]) -> Sequence[Durations]:
+            return steps.once("kernels in 8 bits", lambda: _durations(models, feed, recipe), DURATIONS)
+
         def speed(before: ir.Model, after: ir.Model) -> float:
-            feed = single(fit(prepared.feed, between(prepared.model, slim)), signature_of(prepared.model))
-            try:
-                times = in_turn(pack(before), pack(after), (feed, feed), providers=recipe.providers)
-            except ModelError:
-                return 0.0
-            return times[0] / times[1]
+            return steps.once(f"speed in 8 bits {next(pairs)}", lambda: _speed(before, after, feed, recipe), SPEED)
 
         target = ENOUGH if recipe.max_loss is None else recipe.max_loss
-        yield None if loss is None else Trials(loss, target, speed, holds)
+        yield None if loss is None else Trials(loss, target, speed, holds, kernels)
+
+
+def _durations(models: Sequence[ir.Model], feed: Feed, recipe: Recipe) -> Sequence[Durations]:
+    """Return the milliseconds of the nodes of models; nothing if ONNX Runtime does not run one of them."""
+    try:
+        return durations(models, feed, recipe.providers)
+    except ModelError:
+        return ()
+
+
+def _speed(before: ir.Model, after: ir.Model, feed: Feed, recipe: Recipe) -> float:
+    """Return how many times as fast as the first model the second one runs; 0 if ONNX Runtime does not run it."""
+    try:
+        times = in_turn(pack(before), pack(after), (feed, feed), providers=recipe.providers)
+    except ModelError:
+        return 0.0
+    return times[0] / times[1]

@@ -15,7 +15,7 @@ from onnxgrail.calibration.runtime.blocking import channel_block
 from onnxgrail.calibration.runtime.latency import single
 from onnxgrail.calibration.runtime.profile import Kernel, Profile, profiles_of
 from onnxgrail.calibration.runtime.session import CPU
-from onnxgrail.core import Block, Recipe
+from onnxgrail.core import Block, Feed, Recipe
 from onnxgrail.errors import OnnxGrailError, StoppedError
 from onnxgrail.graph.cost.counting import CONVOLUTIONS, PRODUCTS
 from onnxgrail.graph.io.model_file import HEAVY, copy, weight_bytes
@@ -148,6 +148,30 @@ def kernels_of(model: ir.Model, profiles: Iterable[tuple[Mapping[str, int], Prof
         )
         found.append(one)
     return Kernels(measured=tuple(found), block=channel_block() if any(one.blocked for one in found) else 1)
+
+
+def durations(models: Sequence[ir.Model], feed: Feed, providers: Sequence[str]) -> list[dict[str, float]]:
+    """Measure the milliseconds of every node of some models, in turn, with those of kernels that convert its output.
+
+    Args:
+        models: the graphs; their nodes have different names.
+        feed: what all of them read.
+        providers: the execution providers.
+
+    Raises:
+        ModelError: ONNX Runtime does not run one of them.
+    """
+    named = [model.clone() for model in models]
+    for node in (node for model in named for node in model.graph):
+        node.name = key(node)
+    found = []
+    profiles = profiles_of([pack(model) for model in named], [feed] * len(named), providers=providers)
+    for model, profile in zip(models, profiles, strict=True):
+        times: dict[str, float] = defaultdict(float)
+        for kernel, node, _ in attributed(model, profile.kernels):
+            times[node.name or ""] += kernel.ms
+        found.append(dict(times))
+    return found
 
 
 def attributed(model: ir.Model, kernels: Sequence[Kernel]) -> list[tuple[Kernel, ir.Node, bool]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -302,6 +303,21 @@ def test_a_resume_folder_is_this_runs_own(trap: Path) -> None:
             onnxgrail.compress("m.onnx", "o.onnx", data="d.npz", resume="kept", ratio=0.3)
         away.unlink()
         (trap / "away").rename(away)
+
+
+@line("files in the cache folder")
+def test_kept_times_are_numbers(trap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXGRAIL_CACHE", str(trap / "cache"))
+    words = ("compress", "m.onnx", "--max-loss=50%", "--data", "d.npz", "--dry-run")
+    assert run(*words).exit_code in (0, 4)  # 4: times of so small a model may say that nothing can be saved
+    kept = list((trap / "cache").iterdir())
+    assert kept
+    for bad in (b"", b"{}", pickle.dumps(Bomb()), EVIL.encode()):
+        for path in kept:
+            path.write_bytes(bad)
+        assert run(*words).exit_code in (0, 4)
+        assert all(json.loads(path.read_text())["notes"] for path in kept)
+    assert not ran(trap)
 
 
 def test_each_line_has_a_test() -> None:

@@ -12,10 +12,11 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail.calibration.quantize import form, static
+from onnxgrail.calibration.quantize import form
 from onnxgrail.calibration.quantize.choose import choose
+from onnxgrail.calibration.quantize.eight import AFTER, BETWEEN, ROUNDED, Source, by_tool
 from onnxgrail.calibration.quantize.prepare import prepare
-from onnxgrail.calibration.quantize.static import AFTER, ROUNDED, Static, Trials, quantise_static
+from onnxgrail.calibration.quantize.static import Static, Trials, quantise_static
 from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError
@@ -26,6 +27,7 @@ from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import tiny
 
 RNG = np.random.default_rng(3)
+KINDS = (*ROUNDED, *AFTER, *BETWEEN)
 BODY = """
     a = Conv<pads = [1, 1, 1, 1]>(x, w0, b0)
     r = Relu(a)
@@ -59,8 +61,8 @@ def written(folder: Path, model: ir.Model, without: Collection[str] = ()) -> tup
     prepare(folder / "source.onnx", folder / "prepared.onnx")
     ready = load((folder / "prepared.onnx").read_bytes())
     target = folder / "target.onnx"
-    origin = static._Source(folder / "prepared.onnx", ready, {}, {})
-    return ready, static._quantise(origin, Static(feeds=[FEED]), target, without=list(without))
+    origin = Source(folder / "prepared.onnx", ready, {}, {})
+    return ready, by_tool(origin, [FEED], target, without=without)
 
 
 def test_layers_in_float_equal_those_that_the_tool_leaves_out(tmp_path: Path) -> None:
@@ -82,6 +84,30 @@ def test_layers_in_float_equal_those_that_the_tool_leaves_out(tmp_path: Path) ->
     assert not any(node.op_type.endswith("QuantizeLinear") for node in exact.graph)
     assert set(exact.graph.initializers) == {f"{n}_float" if n[0] == "b" else n for n in WEIGHTS}
     assert [value.name for value in exact.graph.outputs] == ["y", "e"]
+
+
+def test_nodes_in_float_read_constants_as_they_were(tmp_path: Path) -> None:
+    """The tool rounds a constant for all readers: a runtime would convert it back in each run."""
+    body = """
+        a = Conv(x, w, b)
+        s = Add(a, six)
+        d = Div(s, six)
+        y = Conv(d, v)
+    """
+    weights = {"w": (8, 3, 1, 1), "b": (8,), "v": (8, 8, 1, 1), "six": np.array(6, np.float32)}
+    model = tiny("float[N,3,6,6] x => float[N,8,6,6] y", body, weights)
+    save(model, tmp_path / "source.onnx")
+    prepare(tmp_path / "source.onnx", tmp_path / "prepared.onnx")
+    origin = Source(tmp_path / "prepared.onnx", load((tmp_path / "prepared.onnx").read_bytes()), {}, {})
+    between = [node.name or "" for node in origin.between()]
+    assert [node.op_type for node in origin.between()] == ["Add"]
+    whole = by_tool(origin, [FEED], tmp_path / "target.onnx", between=between)
+    (tool, ours) = (
+        {node.op_type: node for node in one.graph} for one in (whole, exempted(whole, origin.ready, (), KINDS))
+    )
+    assert tool["Div"].inputs[1].producer() is not None
+    assert ours["Div"].inputs[1].is_initializer()
+    assert ours["Add"].inputs[1].producer() is not None
 
 
 @pytest.mark.parametrize("bad", [("l3",), ("l0", "l1"), ("l2", "l9", "l17")])

@@ -13,12 +13,13 @@ import pytest
 
 import onnxgrail
 from onnxgrail.calibration.quantize.light import light_of
+from onnxgrail.calibration.quantize.prepare import prepare
 from onnxgrail.calibration.quantize.shifts import shifts_of
 from onnxgrail.calibration.quantize.static import FASTER, Static, Trials, quantise_static
 from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import QuantisedError
-from onnxgrail.graph.bits.folded import folded, rounded, weights_of
+from onnxgrail.graph.bits.folded import folded, lifted, rounded, weights_of
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import ints, tiny
@@ -162,6 +163,24 @@ def test_weights_that_are_inputs_stop_being_inputs(tmp_path: Path) -> None:
     assert [value.name for value in made.graph.inputs] == ["x", "b"]
     assert made.graph.initializers["w/8"].dtype == ir.DataType.INT8
     assert np.abs(outputs_of(made, feeds[0]) - outputs_of(model, feeds[0])).max() < 0.1
+
+
+def test_normalizations_whose_numbers_are_inputs_can_be_folded(tmp_path: Path) -> None:
+    """A runtime folds no constant that a caller may replace: files of old versions list all constants as inputs."""
+    body = "a = Conv(x, w, b)\n n = BatchNormalization(a, s, b, b, s)\n y = Relu(n)"
+    weights = {"w": (16, 8, 3, 3), "b": (16,), "s": np.ones(16, np.float32)}
+    model = tiny("float[N,8,6,6] x => float[N,16,4,4] y", body, weights, opset=13, ir_version=3)
+    save(lifted(model), tmp_path / "source.onnx")
+    prepare(tmp_path / "source.onnx", tmp_path / "prepared.onnx")
+    assert "BatchNormalization" not in types_of(load((tmp_path / "prepared.onnx").read_bytes()))
+    save(model, tmp_path / "source.onnx")
+    feeds = [{"x": RNG.normal(size=(4, 8, 6, 6)).astype(np.float32)}]
+    for speed, everywhere in ((0.5, False), (2.0, False), (2.0, True)):
+        given = Static(feeds=feeds, trials=Trials(lambda _: 0.0, 0.01, lambda *_, s=speed: s), everywhere=everywhere)
+        quantise_static(tmp_path / "source.onnx", tmp_path / "target.onnx", given)
+        made = load((tmp_path / "target.onnx").read_bytes())
+        assert [value.name for value in made.graph.inputs] == ["x"]
+        assert speed < 1 or "BatchNormalization" not in types_of(made)
 
 
 BODY = """

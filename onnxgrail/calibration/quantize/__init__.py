@@ -16,8 +16,9 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.calibration.quantize import half
+from onnxgrail.calibration.quantize.eight import LAYERS
 from onnxgrail.calibration.quantize.prepare import declare_types, name_nodes
-from onnxgrail.calibration.quantize.static import LAYERS, Static, quantise_static
+from onnxgrail.calibration.quantize.static import Static, quantise_static
 from onnxgrail.calibration.runtime.session import CPU, runtime
 from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.calibration.runtime.wording import reason

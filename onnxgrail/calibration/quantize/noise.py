@@ -89,12 +89,14 @@ def exceptions(model: ir.Model, feeds: Iterable[Feed], layers: Collection[str]) 
 
 def _last(model: ir.Model, layers: Collection[ir.Node]) -> list[ir.Node]:
     """Return the layers after which no other layer comes."""
-    ahead: set[ir.Value] = set()  # values that a later layer depends on
-    found = []
+    read = read_by(model, layers)
+    return [node for node in model.graph if node in layers and not any(output in read for output in node.outputs)]
+
+
+def read_by(model: ir.Model, layers: Collection[ir.Node]) -> set[ir.Value]:
+    """Return the values that some layer depends on."""
+    ahead: set[ir.Value] = set()
     for node in reversed(list(model.graph)):
-        follows = any(output in ahead for output in node.outputs)
-        if node in layers and not follows:
-            found.append(node)
-        if node in layers or follows:
+        if node in layers or any(output in ahead for output in node.outputs):
             ahead.update(value for value in node.inputs if value is not None)
-    return found[::-1]
+    return ahead

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrail.calibration.feeds.signature import Signature
+from onnxgrail.calibration.runtime.measured import duration, once
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.calibration.runtime.timing import Times, summarise, take_turns
 from onnxgrail.core import Array, Feed, Floats
 from onnxgrail.graph.io.serial import Packed
+from onnxgrail.machine.steps.codec import Codec, Record
 
 WARM, LEAST, MOST = 2, 9, 60  # runs of each model
 SECONDS = 1.0  # time spent on a pair of models once there are enough runs
@@ -31,20 +33,30 @@ def single(feed: Feed, signature: Signature) -> dict[str, Array]:
 
 
 def in_turn(
-    first: Source,
-    second: Source,
-    feeds: tuple[Feed, Feed],
-    *,
-    providers: Sequence[str],
+    first: Packed | bytes, second: Packed | bytes, feeds: tuple[Feed, Feed], *, providers: Sequence[str]
 ) -> tuple[float, float]:
-    """Return median milliseconds per run of two models, measured alternately.
+    """Return median milliseconds per run of two models, measured alternately and once per machine.
 
     Raises:
         ModelError: ONNX Runtime does not load or run one of them.
     """
-    times = _turns((first, second), feeds, providers, seconds=SECONDS, warm=WARM)
-    one, two = np.median(times, axis=1).tolist()
+
+    def medians() -> tuple[float, float]:
+        one, two = np.median(_turns((first, second), feeds, providers, seconds=SECONDS, warm=WARM), axis=1).tolist()
+        return one, two
+
+    return once("runs", (first, second), feeds, providers, medians, PAIR)
+
+
+def _pair(record: Record) -> tuple[float, float]:
+    one, two = map(duration, record.notes["ms"])
+    if not (one and two):
+        raise ValueError("no run takes no time")
     return one, two
+
+
+PAIR: Codec[tuple[float, float]] = Codec(lambda pair: Record(notes={"ms": list(pair)}), _pair)
+"""The storage format of two times, for `once`."""
 
 
 def times_of(sources: Iterable[Source], feeds: Sequence[Feed], *, providers: Sequence[str]) -> tuple[Times, ...]:

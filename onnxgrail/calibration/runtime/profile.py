@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrail.calibration.runtime.measured import duration, once
 from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 from onnxgrail.calibration.runtime.timing import take_turns
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io.serial import Packed
 from onnxgrail.machine.files.temporary import scratch
+from onnxgrail.machine.steps.codec import Codec, Record
 
 WARM, LEAST, MOST = 3, 10, 40  # runs of each model
 SECONDS = 4.0  # time spent on all models once there are enough runs
@@ -57,11 +59,15 @@ class Profile:
 
 
 def profiles_of(sources: Sequence[Packed], feeds: Sequence[Feed], *, providers: Sequence[str]) -> tuple[Profile, ...]:
-    """Profile several models alternately, each on its feed.
+    """Return the profiles of several models, each on its feed, measured alternately and once per machine.
 
     Raises:
         ModelError: ONNX Runtime does not load or run a model, or its profile cannot be read.
     """
+    return once("kernels", sources, feeds, providers, lambda: _profiled(sources, feeds, providers), PROFILES)
+
+
+def _profiled(sources: Sequence[Packed], feeds: Sequence[Feed], providers: Sequence[str]) -> tuple[Profile, ...]:
     plain = Setup(providers=providers)
     with scratch() as folder, ExitStack() as stack:
         sessions: list[Session] = []
@@ -168,3 +174,29 @@ def _events(path: Path) -> list[Event]:
     except ValueError as error:  # names are written as they are, with their quotation marks
         raise ModelError(f"ONNX Runtime's profile cannot be read: {error}") from error
     return [event for event in events if isinstance(event, dict)]
+
+
+def _record(profiles: Sequence[Profile]) -> Record:
+    rows = [[[k.name, k.op, k.ms, k.took, k.gave] for k in profile.kernels] for profile in profiles]
+    return Record(notes={"ms": [profile.ms for profile in profiles], "kernels": rows})
+
+
+def _restored(record: Record) -> tuple[Profile, ...]:
+    return tuple(
+        Profile(
+            kernels=tuple(
+                Kernel(name=str(name), op=str(op), ms=duration(own), took=_sizes(took), gave=_sizes(gave))
+                for name, op, own, took, gave in rows
+            ),
+            ms=duration(ms),
+        )
+        for ms, rows in zip(record.notes["ms"], record.notes["kernels"], strict=True)
+    )
+
+
+def _sizes(shape: Sequence[Any]) -> Shape:
+    return tuple(map(int, shape))
+
+
+PROFILES = Codec(_record, _restored)
+"""The storage format of profiles, for `once`."""

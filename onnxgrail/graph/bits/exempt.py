@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.unique import free_name
+
 BACK, THERE = "DequantizeLinear", "QuantizeLinear"
+PASSED = ("Relu", "Clip")  # between a layer and the rounding of its output
 STORED = "_quantized"  # with which the tool ends the name of a rounded weight
-FLOAT = "_float"  # end of the name of a weight whose name the tool has used
+FLOAT = "_float"  # end of the name of what a layer in float reads beside others
 
 
 def exempted(
-    model: ir.Model, original: ir.Model, layers: Collection[str], kinds: Collection[str], after: Collection[str] = ()
+    model: ir.Model,
+    original: ir.Model,
+    layers: Collection[str],
+    kinds: Collection[str],
+    after: Collection[str] = (),
+    whole: Collection[str] = (),
 ) -> ir.Model:
     """Return a copy in which some layers read float weights and unrounded inputs.
 
     A tensor stays rounded where a quantized layer reads or writes it, as the tool for static quantization leaves it.
+    Nodes that are no layers read unrounded constants, too: a runtime would convert these back in each run.
 
     Args:
         model: with `QuantizeLinear` and `DequantizeLinear` around its layers; not changed.
@@ -24,14 +36,17 @@ def exempted(
         layers: names of the nodes that compute in float.
         kinds: operators whose nodes are layers.
         after: operators whose outputs are rounded if they directly follow a quantized layer.
+        whole: operators among `kinds` whose kernels write integers only: what they write is rounded for all readers.
     """
     made = model.clone()
     graph, weights = made.graph, original.graph.initializers
-    ours = [node for node in graph if node.name in layers]
-    for node in ours:
+    for node in list(graph):
+        if node.op_type in (BACK, THERE) or (node.op_type in kinds and node.name not in layers):
+            continue
         for slot, value in enumerate(node.inputs):
-            source = _unrounded(value, weights, graph)
-            if source is not None:
+            source = _unrounded(value, weights, graph) if node.name in layers else _constant(value, weights, graph)
+            maker = source.producer() if source is not None else None
+            if source is not None and (maker is None or maker.op_type not in whole or maker.name in layers):
                 node.replace_input_with(slot, source)
     rounded = _touched((node for node in graph if node.op_type in kinds and node.name not in layers), after)
     for node in list(graph):
@@ -44,15 +59,59 @@ def exempted(
                 value.name, back.name = back.name, value.name
             back.replace_all_uses_with(value, replace_graph_outputs=True)
     _sweep(graph)
+    for node in [node for node in graph if node.name in layers]:
+        _apart(node, graph)
+    _sweep(graph)
     return made
+
+
+def _apart(node: ir.Node, graph: ir.Graph) -> None:
+    """Let a layer in float read a rounded tensor through equal scales of its channels if its output is rounded, too.
+
+    Between tensors with one scale each, ONNX Runtime rounds the weights of a layer, with one scale for all of them.
+    """
+    back = node.inputs[0].producer() if node.inputs[0] is not None else None
+    channels = _channels(node)
+    if not channels or back is None or back.op_type != BACK:
+        return
+    readers = [use.node for use in node.outputs[0].uses()]
+    while len(readers) == 1 and readers[0].op_type in PASSED:
+        readers = [use.node for use in readers[0].outputs[0].uses()]
+    if [reader.op_type for reader in readers] != [THERE]:
+        return
+    parts = list[ir.Value]()
+    for value in back.inputs[1:]:
+        assert value is not None
+        assert value.const_value is not None
+        parts.append(constant(graph, np.full(channels, value.const_value.numpy()), f"{value.name}{FLOAT}"))
+    name = free_name(graph, f"{back.outputs[0].name}{FLOAT}")
+    own = ir.Node("", BACK, [back.inputs[0], *parts], [ir.AttrInt64("axis", 1)], name=name)
+    own.outputs[0].name, own.outputs[0].type = name, back.outputs[0].type
+    graph.insert_before(node, own)
+    node.replace_input_with(0, own.outputs[0])
+
+
+def _channels(node: ir.Node) -> int:
+    """Return the number of channels on the second axis of a layer's input; 0 for other nodes, or if it is not known."""
+    weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    if weight is None or integer(node, "transA"):
+        return 0
+    sizes: tuple[int, ...] = weight.numpy().shape
+    if node.op_type == "Conv":
+        return sizes[1] * integer(node, "group", 1)
+    return sizes[integer(node, "transB")] if node.op_type in ("ConvTranspose", "Gemm") else 0
 
 
 def _unrounded(value: ir.Value | None, weights: Mapping[str, ir.Value], graph: ir.Graph) -> ir.Value | None:
     """Return what a value was before it was rounded, None if it was not rounded."""
-    before = _read(value)
+    return _read(value) or _constant(value, weights, graph)
+
+
+def _constant(value: ir.Value | None, weights: Mapping[str, ir.Value], graph: ir.Graph) -> ir.Value | None:
+    """Return the float constant of which a value is the rounded one, None for other values."""
     back = value.producer() if value is not None else None
-    if before is not None or back is None or back.op_type != BACK:
-        return before
+    if back is None or back.op_type != BACK:
+        return None
     stored = back.inputs[0]
     name = (stored.name or "").removesuffix(STORED) if stored is not None else ""
     if name not in weights:

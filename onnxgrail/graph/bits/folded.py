@@ -30,6 +30,7 @@ SLOTS = {
 }
 PASSING = ("Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 BIASED, BIAS = ("Conv", "ConvTranspose", "Gemm"), 2  # layers with a bias, and its slot
+FIXED = {**dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (2,)), "BatchNormalization": (1, 2, 3, 4)}
 NONE: Mapping[str, Array] = {}
 TOP = 127
 HALF = 16  # bits of half precision
@@ -114,11 +115,18 @@ class Weight:
 
 
 def lifted(model: ir.Model) -> ir.Model:
-    """Return a copy whose constants are initializers instead of nodes, and whose weights of layers are no inputs."""
+    """Return a copy whose constants are initializers instead of nodes, and whose layers read no inputs as constants.
+
+    A runtime folds a normalization into a layer only if the weights of both are no inputs.
+    """
     made = model.clone()
     LiftConstantsToInitializersPass()(made)
-    layers = (node for node in ir.traversal.RecursiveGraphIterator(made.graph) if node.op_type in SLOTS)
-    weights = {value for node in layers for slot in SLOTS[node.op_type] for value in node.inputs[slot : slot + 1]}
+    weights = {
+        value
+        for node in ir.traversal.RecursiveGraphIterator(made.graph)
+        for slot in (*SLOTS.get(node.op_type, ()), *FIXED.get(node.op_type, ()))
+        for value in node.inputs[slot : slot + 1]
+    }
     for value in [value for value in made.graph.inputs if value in weights and value.is_initializer()]:
         made.graph.inputs.remove(value)
     return made
