@@ -11,10 +11,12 @@ import numpy as np
 
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Block, Bools, Floats, Recipe
+from onnxgrail.graph.cost.meter import meter_of
 from onnxgrail.graph.fittable.consumers import Consumer, behind, consumers
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 
+ADDED = 256  # bytes that a new bias takes besides its numbers: names, and perhaps a node
 WIDER = 1.5  # outputs per input from which sums with the dense input are cheaper
 
 
@@ -47,6 +49,11 @@ class Task:
     def outputs(self) -> int:
         """Return the number of kept outputs."""
         return int(self.made.sum())
+
+    @property
+    def fresh(self) -> bool:
+        """Return True if the fit adds a bias."""
+        return self.affine and self.consumer.room != "bias"
 
     @property
     def rows(self) -> tuple[object, ...]:
@@ -136,7 +143,8 @@ def stages_of(tasks: Sequence[Task]) -> list[Stage]:
 
 def as_decided(stage: Stage, prepared: Prepared, recipe: Recipe, ledger: Ledger) -> Stage:
     """Return the stage with masks of the units that are really kept."""
-    return replace(stage, tasks=tuple(_task(task.consumer, prepared, recipe, ledger) for task in stage.tasks))
+    tasks = ((task, _task(task.consumer, prepared, recipe, ledger)) for task in stage.tasks)
+    return replace(stage, tasks=tuple(replace(now, affine=planned.affine and now.affine) for planned, now in tasks))
 
 
 def stages_at(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int]) -> list[Stage]:
@@ -148,7 +156,17 @@ def stages_at(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], width
     narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
     changed = behind(model, narrowed)
     found = [_task(c, prepared, recipe, ledger) for c in consumers(model, survey) if c.source in changed]
-    return stages_of([t for t in found if _asked(t, recipe)])
+    asked = [t for t in found if _asked(t, recipe)]
+    fewer = recipe.chooses_bits or recipe.quantize != "none"
+    return stages_of(asked if fewer else _affordable(asked, prepared, widths))
+
+
+def _affordable(tasks: Sequence[Task], prepared: Prepared, widths: Mapping[str, int]) -> list[Task]:
+    """Return the layers, without new biases if these take more bytes than narrower blocks save."""
+    dtypes = prepared.survey.facts.dtypes
+    new = {id(t): t.outputs * dtypes[t.consumer.value].itemsize + ADDED for t in tasks if t.fresh}
+    few = sum(new.values()) <= meter_of(prepared.model, prepared.survey, "bytes").saved(widths)
+    return [replace(t, affine=t.affine and (few or id(t) not in new)) for t in tasks]
 
 
 def _asked(task: Task, recipe: Recipe) -> bool:
