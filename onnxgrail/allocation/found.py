@@ -18,6 +18,7 @@ class Judged:
         samples: that judged it.
         mean, bound: over the samples, and its one-sided 95 % upper bound.
         agreement: counted agreement beside it: its measure, value, interval, and samples that would settle it.
+        bare: number of samples in which neither model has anything to compare, such as a score above 0.1.
     """
 
     output: str
@@ -28,6 +29,13 @@ class Judged:
     mean: float
     bound: float
     agreement: Mapping[str, Any]
+    bare: int = 0
+
+    @property
+    def scarce(self) -> str:
+        """Return what samples lack of which most are bare; empty if there are enough others."""
+        most = 2 * self.bare > self.samples
+        return f"{self.bare} of {self.samples} samples have nothing in them that the loss compares" if most else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

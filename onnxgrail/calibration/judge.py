@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.both import Fed, comparer_of
@@ -15,7 +16,7 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of
 from onnxgrail.calibration.metric import Metric, arrays_of, outputs_of
 from onnxgrail.calibration.runtime.session import Session, Setup, open_session
-from onnxgrail.core import Array, Feed, Labels
+from onnxgrail.core import Array, Feed, Floats, Labels
 from onnxgrail.errors import DataError
 from onnxgrail.fidelity import Tally
 from onnxgrail.fidelity.kinds import Part
@@ -100,6 +101,26 @@ class Judge:
             got = wanted | {output: found[name] for output, name in names.items() if name in found}
             self._comparer.add(tally, fed, wanted, got, ports)
         return _worst(tally)
+
+    def content(self) -> Floats:
+        """Return (feeds,) the content of each feed: its scores above 0.1; 1 each for outputs without scores."""
+        numbers = tuple(range(len(self._batches)))
+        tally, rows, nothing = self._tally(numbers), list[dict[str, int]](), np.ones(len(numbers))
+        for number, fed in zip(numbers, self._fed(numbers), strict=True):
+            wanted = self._wanted(number, fed[0])
+            self._comparer.add(tally, fed, wanted, wanted, ())
+            rows.append({name: len(np.atleast_1d(value)) for name, value in wanted.items()})
+            known = self._parts[numbers]
+            if known.keys() >= wanted.keys() and all(p.kind != "scores" for parts in known.values() for p in parts):
+                return nothing
+        found = np.zeros(len(rows))
+        for table in tally.tables():
+            sums = table.active
+            if sums is not None and sums.any():
+                starts = np.cumsum([0] + [1 if len(sums) == len(rows) else row[table.output] for row in rows])
+                if starts[-1] == len(sums):
+                    found += np.add.reduceat(sums, starts[:-1]) / sums.mean()
+        return found if found.any() else nothing
 
     @functools.cached_property
     def read(self) -> Mapping[str, str]:

@@ -85,6 +85,7 @@ class Loss:
         bound: one-sided 95 % upper bound of the mean, at most 1; infinity if the output has values that are NaN or
             infinite while the reference is finite.
         agreement: counted agreement beside it.
+        bare: number of samples in which neither model has anything to compare, such as a score above 0.1.
     """
 
     output: str
@@ -95,6 +96,7 @@ class Loss:
     mean: float
     bound: float
     agreement: Agreement
+    bare: int = 0
 
 
 def losses_of(tally: Tally) -> tuple[Loss, ...]:
@@ -124,7 +126,7 @@ def _badness(loss: Loss) -> tuple[float, float]:
 def _loss(table: Table, *, alone: bool) -> Loss:
     measure = measure_of(table.part, table.sums)
     verdict = verdict_of(table.part, table.sums, {}, broken=False)
-    values = _scaled(table, measure)
+    values, bare = _scaled(table, measure)
     broken = bool(table.broken.any() or np.isnan(values).any())
     values = np.where(table.broken | np.isnan(values), 1.0, values)
     return Loss(
@@ -136,6 +138,7 @@ def _loss(table: Table, *, alone: bool) -> Loss:
         mean=float(values.mean()) if len(values) else 0.0,
         bound=math.inf if broken else _bound(table, measure, values, alone=alone),
         agreement=_agreement(verdict, len(values)),
+        bare=bare,
     )
 
 
@@ -146,16 +149,17 @@ def _bound(table: Table, measure: Measure, values: Floats, *, alone: bool) -> fl
     return min(1.0, upper_bound(values, most=1.0))
 
 
-def _scaled(table: Table, measure: Measure) -> Floats:
-    """Return losses in 0..1; NaN if one cannot be computed.
+def _scaled(table: Table, measure: Measure) -> tuple[Floats, int]:
+    """Return losses in 0..1, NaN if one cannot be computed, and the number of samples with nothing to compare.
 
-    A sample in which neither model has anything to compare, such as a score above 0.1, has no loss.
+    Such a sample has no loss.
     """
     losses = measure.losses(table.sums)
-    losses = np.where(np.isnan(losses) & np.isfinite(table.sums).all(axis=1), 0.0, losses)
+    bare = np.isnan(losses) & np.isfinite(table.sums).all(axis=1)
+    losses = np.where(bare, 0.0, losses)
     if table.part.kind == "tokens":
         losses = np.expm1(np.minimum(losses, 700.0))  # exp would overflow
-    return np.clip(measure.scale * losses, 0.0, 1.0)
+    return np.clip(measure.scale * losses, 0.0, 1.0), int(bare.sum())
 
 
 def _agreement(verdict: Verdict, samples: int) -> Agreement:

@@ -140,6 +140,11 @@ class Table:
     broken: Bools
     details: Mapping[str, float]
 
+    @property
+    def active(self) -> Floats | None:
+        """Return (n,) sums of the scores above 0.1, the higher ones of both models; None for other content."""
+        return self.sums[:, 1] if self.part.kind == "scores" else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Seen:

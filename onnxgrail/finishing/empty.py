@@ -102,6 +102,8 @@ def _amount(recipe: Recipe) -> str:
 
 def _samples(loss: Judged, limit: float) -> str:
     """Return what makes a bound closer: a number of samples where nothing differs, because that is only counted."""
+    if loss.scarce:
+        return f"samples with more in them: {loss.scarce}"
     if loss.mean > 0 or not 0 < loss.bound < 1:
         return "more samples for a closer bound"
     count = math.ceil(loss.samples * loss.bound / limit)

@@ -115,8 +115,10 @@ def _loose(found: Found | None) -> str:
 
 
 def _blind(found: Found | None) -> str:
-    """Return a note on a user's metric that sees no loss at all: its inputs may hold nothing that it could lose."""
+    """Return a note on samples that hold nothing, or hardly anything, that a loss could see."""
     loss = None if found is None else found.loss
+    if loss is not None and loss.scarce:
+        return f"{loss.scarce}: others say more"
     if loss is None or loss.kind != "metric" or loss.bound > 0:
         return ""
     return f"{loss.name} is 0 on all {loss.samples} samples: give samples on which it can lose something"

@@ -171,4 +171,5 @@ def told(loss: Loss) -> Judged:
         mean=loss.mean,
         bound=loss.bound,
         agreement={**asdict(agreement), "settled_by": agreement.settled_by()},
+        bare=loss.bare,
     )

@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from onnxgrail.allocation.few import Bits
 from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
-from onnxgrail.allocation.losses import evidence
+from onnxgrail.allocation.losses import Search, evidence
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.judging import part_of, spread
+from onnxgrail.calibration.feeds.judging import chosen, part_of, spread
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.streaming import stream_of
@@ -127,7 +127,7 @@ def _alone(task: Task, tick: Tick) -> list[Harm]:
     prepared = search.prepared
     ladders = {ladder.name: ladder for ladder in search.ladders}
     nothing = weights.empty(prepared.survey)
-    part = replace(prepared, batches=_some(prepared, len(ladders), task.near))
+    part = replace(prepared, batches=_some(search, len(ladders), task.near))
     with (
         Judge(prepared.model, part.batches, search.recipe.providers) as judge,
         stream_of(part, search.recipe) as stream,
@@ -159,7 +159,7 @@ def _of_bits(task: Task, tick: Tick) -> list[Harm]:
     if not search.rungs:
         return []
     prepared = search.prepared
-    some = _some(prepared, len(search.rungs), replace(task.near, share=0.0))
+    some = _some(search, len(search.rungs), replace(task.near, share=0.0))
     found = []
     with Judge(prepared.model, some, search.recipe.providers) as judge:
 
@@ -215,12 +215,16 @@ def parts_of(prepared: Prepared) -> Parts:
     return Parts(fitted=replace(prepared, batches=part), batches=judging, judges=folds[0].judges, trials=count)
 
 
-def _some(prepared: Prepared, blocks: int, near: Near) -> Batches:
-    """Return feeds for the trials of single blocks, spread over all: so many that the trials do not take too long."""
-    batches, trials = prepared.batches, near.trials * max(blocks, 1)
+def _some(search: Search, blocks: int, near: Near) -> Batches:
+    """Return feeds for the trials of single blocks: few enough not to take long, those with content."""
+    prepared, trials = search.prepared, near.trials * max(blocks, 1)
+    batches = prepared.batches
     macs = counting.macs(prepared.model, prepared.survey) / prepared.samples
     least = min(max(HEAVY / max(macs * trials, 1.0), FEWEST), LEAST)
     samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, least), MOST)
     each = max(1, math.ceil(batches.samples / max(len(batches), 1)))  # the last feed may be shorter
     count = min(len(batches), math.ceil(samples / each))
-    return part_of(batches, spread(batches, count))
+    if count == len(batches) or macs * batches.samples > HEAVY:
+        return part_of(batches, spread(batches, count))
+    with Judge(prepared.model, batches, search.recipe.providers) as judge:
+        return part_of(batches, chosen(batches, judge.content(), count))

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
-from onnxgrail.core import Feed
+from onnxgrail.core import Feed, Floats
 from onnxgrail.errors import UsageError
 from onnxgrail.machine.numerals import whole
 
@@ -16,6 +18,7 @@ AUTO = "auto"  # default of --held-out: a fifth of the data, see `held_out`
 CHECKED_SAMPLES = 16  # limit of calibration samples, which say little because fits have seen them
 MANY, EACH = 320, 5  # samples from which one feed in so many judges a loss; fewer samples judge by halves
 GATE = 5  # one batch in so many chooses the weights of a refinement
+BARE = 0.1  # share of the average content that a feed without any counts for
 CHECKED_SHARE, CHECKED_LEAST = 16, 8  # one sample in so many, so that the check costs little beside the calibration
 
 
@@ -101,6 +104,25 @@ def few(batches: Batches) -> Batches:
     wanted = min(CHECKED_SAMPLES, max(CHECKED_LEAST, batches.samples // CHECKED_SHARE))
     count = min(len(batches), max(1, wanted // max(each, 1)))
     return replace(batches, feeds=spread(batches, count))
+
+
+def chosen(batches: Batches, content: Floats, count: int) -> tuple[Callable[[], Feed], ...]:
+    """Return `count` feeds in order, those with more in them more likely; evenly spread if all have the same.
+
+    A step through the sum of the contents chooses, so that rare things which a model finds are not missed.
+
+    Args:
+        batches: the feeds.
+        content: (feeds,) of each, not negative.
+        count: at most all.
+    """
+    if content.min() == content.max():
+        return spread(batches, count)
+    ends = np.cumsum(content / max(content.mean(), 1e-12) + BARE)
+    places = np.searchsorted(ends, ends[-1] * (2 * np.arange(count) + 1) / (2 * count), side="right")
+    left = [n for n in np.argsort(-content, kind="stable").tolist() if n not in places]
+    some = [*dict.fromkeys(places.tolist()), *left][:count]
+    return tuple(batches.feeds[n] for n in sorted(some))
 
 
 def spread(batches: Batches, count: int) -> tuple[Callable[[], Feed], ...]:

@@ -1,0 +1,92 @@
+"""Trials and notes look at the samples in which a model finds something."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxgrail.allocation.found import Judged
+from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.judging import chosen, spread
+from onnxgrail.calibration.judge import Judge
+from onnxgrail.calibration.prepare import prepare
+from onnxgrail.core import Feed
+from onnxgrail.fidelity import Tally
+from onnxgrail.fidelity.loss import losses_of
+from onnxgrail.machine.job import Job
+from onnxgrail.options import Recipe
+from tests.tiny import tiny
+
+RNG = np.random.default_rng(0)
+
+
+def batches(count: int) -> Batches:
+    def feed(number: int) -> Feed:
+        return {"x": np.full(1, number)}
+
+    return Batches(feeds=tuple(lambda n=n: feed(n) for n in range(count)), samples=count, source="data")  # type: ignore[misc]
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_feeds_with_as_much_in_them_are_spread(count: int, wanted: int) -> None:
+    wanted, feeds = min(count, wanted), batches(count)
+    assert [make()["x"] for make in chosen(feeds, np.full(count, 3.0), wanted)] == [
+        make()["x"] for make in spread(feeds, wanted)
+    ]
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=40), st.integers(1, 40))
+def test_so_many_feeds_are_chosen_in_order(content: list[float], wanted: int) -> None:
+    wanted, feeds = min(len(content), wanted), batches(len(content))
+    numbers = [int(feed()["x"][0]) for feed in chosen(feeds, np.array(content), wanted)]
+    assert len(numbers) == wanted
+    assert numbers == sorted(set(numbers))
+
+
+def test_rare_content_is_chosen() -> None:
+    content = np.zeros(64)
+    content[[3, 50]] = 5.0
+    numbers = [int(feed()["x"][0]) for feed in chosen(batches(64), content, 8)]
+    assert {3, 50} < set(numbers)
+
+
+def test_content_is_the_sum_of_scores() -> None:
+    """Half of the samples have scores at a tenth of the positions, the others none."""
+    size = 200
+    logits = np.full((24, size), -9.0, np.float32)
+    logits[::2, :20] = RNG.uniform(1, 3, (12, 20))
+    model = tiny(f"float[N,{size}] x => float[N,{size}] y", "y0 = Mul(x, one)\ny = Sigmoid(y0)", {"one": (size,)})
+    model.graph.initializers["one"].const_value = ir.tensor(np.ones(size, np.float32))
+    prepared = prepare(model, {"x": logits}, Job(recipe=Recipe(batch_size=1)), held_out=0)
+    with Judge(prepared.model, prepared.batches, Recipe().providers) as judge:
+        content = judge.content()
+    assert content.shape == (24,)
+    assert (content[::2] > 0).all()
+    assert not content[1::2].any()
+
+
+def test_outputs_without_scores_have_as_much_in_all_samples() -> None:
+    model = tiny("float[N,8] x => float[N,8] y", "y = MatMul(x, w)", {"w": (8, 8)})
+    data = {"x": RNG.standard_normal((48, 8)).astype(np.float32)}
+    prepared = prepare(model, data, Job(recipe=Recipe(batch_size=8)), held_out=0)
+    with Judge(prepared.model, prepared.batches, Recipe().providers) as judge:
+        np.testing.assert_array_equal(judge.content(), np.ones(6))
+
+
+def test_bare_samples_are_counted_and_named() -> None:
+    scores = np.zeros((30, 100), np.float32)
+    scores[:4, :30] = RNG.uniform(0.5, 1, (4, 30))
+    tally = Tally()
+    tally.add({"y": scores}, {"y": scores * 0.9})
+    (loss,) = losses_of(tally)
+    assert (loss.kind, loss.bare) == ("scores", 26)
+
+    def judged(bare: int) -> Judged:
+        return Judged(
+            output="y", part="", name="n", kind="scores", samples=30, mean=0, bound=0, agreement={}, bare=bare
+        )
+
+    assert judged(26).scarce == "26 of 30 samples have nothing in them that the loss compares"
+    assert not judged(15).scarce
