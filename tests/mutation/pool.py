@@ -28,7 +28,7 @@ class _Worker:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.mutation.worker", str(seed), str(self.root), kind],
             cwd=ROOT,
-            env=os.environ | dict.fromkeys(THREADS, str(threads)) | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | dict.fromkeys(THREADS, str(threads)) | {"PYTHONPATH": str(ROOT), "ONNXGRAIL_CACHE": ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
