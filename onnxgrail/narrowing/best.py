@@ -79,7 +79,7 @@ def sweep(run: Run, blocks: Sequence[Block]) -> float:
     prepared, recipe = run.prepared, run.recipe
     if not blocks:
         return 0.0
-    stages = stages_at(prepared, recipe, blocks, run.kept)
+    stages = stages_at(prepared, recipe, {b.name: run.kept[b.name] for b in blocks})
     pile = Pile(heavy=bool(in_files(prepared.model)))
     with ExitStack() as stack:
         opened = (stream_of(prepared, recipe, run.job.group, share=2) for _ in range(2))

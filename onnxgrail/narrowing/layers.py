@@ -10,10 +10,9 @@ from itertools import groupby
 import numpy as np
 
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.core import Array, Block, Bools, Floats, Recipe
-from onnxgrail.graph.cost.meter import meter_of
+from onnxgrail.core import Array, Bools, Floats, Recipe
+from onnxgrail.graph.cost.meter import dead_of, meter_of
 from onnxgrail.graph.fittable.consumers import Consumer, behind, consumers
-from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 
 ADDED = 256  # bytes that a new bias takes besides its numbers: names, and perhaps a node
@@ -147,12 +146,10 @@ def as_decided(stage: Stage, prepared: Prepared, recipe: Recipe, ledger: Ledger)
     return replace(stage, tasks=tuple(replace(now, affine=planned.affine and now.affine) for planned, now in tasks))
 
 
-def stages_at(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int]) -> list[Stage]:
-    """Return the layers to fit if blocks have these widths, in node order; which units are gone does not matter yet."""
+def stages_at(prepared: Prepared, recipe: Recipe, widths: Mapping[str, int]) -> list[Stage]:
+    """Return the layers to fit if some blocks have these widths, in node order; it does not matter which units go."""
     model, survey = prepared.model, prepared.survey
-    ledger = weights.empty(survey)
-    for block in blocks:
-        ledger.dead[block.ids[widths[block.name] :]] = True
+    ledger = Ledger(dead=dead_of(survey, widths), arrays={})
     narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
     changed = behind(model, narrowed)
     found = [_task(c, prepared, recipe, ledger) for c in consumers(model, survey) if c.source in changed]
@@ -164,9 +161,10 @@ def stages_at(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], width
 def _affordable(tasks: Sequence[Task], prepared: Prepared, widths: Mapping[str, int]) -> list[Task]:
     """Return the layers, without new biases if these take more bytes than narrower blocks save."""
     dtypes = prepared.survey.facts.dtypes
-    new = {id(t): t.outputs * dtypes[t.consumer.value].itemsize + ADDED for t in tasks if t.fresh}
-    few = sum(new.values()) <= meter_of(prepared.model, prepared.survey, "bytes").saved(widths)
-    return [replace(t, affine=t.affine and (few or id(t) not in new)) for t in tasks]
+    new = sum(t.outputs * dtypes[t.consumer.value].itemsize + ADDED for t in tasks if t.fresh)
+    if new and new > meter_of(prepared.model, prepared.survey, "bytes").saved(widths):
+        return [replace(t, affine=t.affine and not t.fresh) for t in tasks]
+    return list(tasks)
 
 
 def _asked(task: Task, recipe: Recipe) -> bool:

@@ -209,7 +209,7 @@ def targets_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], most
         most: bytes that all that may take; if it takes more, the result is empty.
     """
     untouched = weights.empty(prepared.survey)
-    stages = stages_at(prepared, recipe, blocks, {block.name: block.units - 1 for block in blocks})
+    stages = stages_at(prepared, recipe, {block.name: block.units - 1 for block in blocks})
     names = list(dict.fromkeys(name for stage in stages for name in stage.goals))
     scale = scale_of(prepared.batches, prepared.survey)
     if sum(bytes_left(prepared.survey, name, untouched, scale) for name in names) > most:

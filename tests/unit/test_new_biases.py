@@ -32,7 +32,7 @@ def prepared() -> Prepared:
 
 def new(prepared: Prepared, recipe: Recipe, widths: Mapping[str, int]) -> int:
     """The number of layers that get a bias."""
-    stages = stages_at(prepared, recipe, prepared.survey.blocks, widths)
+    stages = stages_at(prepared, recipe, widths)
     ledger = weights.empty(prepared.survey)
     for block in prepared.survey.blocks:
         ledger.dead[block.ids[widths[block.name] :]] = True
