@@ -82,7 +82,7 @@ def farthest(
     good, bad = 0, len(path) + 1
     found: dict[int, float] = {}
     for _ in range(patience.tries):
-        place = _next(path, limit, found, good, bad) if found or not first else _between(good, first, bad)
+        place = _next(path, limit, found, (good, bad), first)
         if place is None or (good and stop()):
             break
         found[place] = judged(place)
@@ -97,10 +97,13 @@ def farthest(
     return good
 
 
-def _next(path: Path, limit: float, found: dict[int, float], good: int, bad: int) -> int | None:
-    """Return the next number of steps to try."""
+def _next(path: Path, limit: float, found: dict[int, float], between: tuple[int, int], first: int) -> int | None:
+    """Return the next number of steps to try, between those that hold and those that do not; None if none is left."""
+    good, bad = between
+    if bad - good <= 1:
+        return None
     if not found:
-        guess = path.reach(FIRST * limit)
+        guess = first or path.reach(FIRST * limit)
     elif good in found and bad in found:
         guess = path.reach(_interpolated(path, AIM * limit, found, good, bad))
     else:
@@ -109,12 +112,7 @@ def _next(path: Path, limit: float, found: dict[int, float], good: int, bad: int
         guess = path.reach(AIM * limit / rate)
         if not good and len(found) > 1:  # a loss that jumps is not predicted: get below the jump while there are tries
             guess = min(guess, bad // 2)
-    return _between(good, guess, bad)
-
-
-def _between(good: int, guess: int, bad: int) -> int | None:
-    """Return the number closest to a guess between steps that hold and steps that do not; None if none is left."""
-    return min(max(guess, good + 1), bad - 1) if bad - good > 1 else None
+    return min(max(guess, good + 1), bad - 1)
 
 
 def _interpolated(path: Path, aim: float, found: dict[int, float], good: int, bad: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -35,6 +35,8 @@ HEAVY, FEWEST = 2e12, 2  # multiply-accumulates from which on all these trials h
 PASSES, MACS = 5, 1e11  # over the data, or multiply-accumulates if that is more, that all these trials may take
 RUNS, SHARE, FEW = 1.0, 8, 64  # runs that fits may take, each to one sample in `SHARE`, but no fewer than `FEW`
 FITTED = 6  # most blocks that are tried with fits
+Content = Callable[[], Floats]
+"""Returns the content of each feed, which takes a run of the original model."""
 HARM: Codec[Harm] = Codec(lambda harm: Record(notes=asdict(harm)), lambda record: harm_from(record.notes))
 LOSSES: Codec[Floats] = Codec(lambda losses: Record(arrays={"losses": losses}), lambda record: record.arrays["losses"])
 SHARED: Codec[float] = Codec(lambda share: Record(notes={"share": share}), lambda record: float(record.notes["share"]))
@@ -66,11 +68,12 @@ def paths_within(task: Task, most: float = math.inf, parts: Parts | None = None)
     parts = (parts or parts_of(task.search.prepared)) if fits else None
     trials = blocks + weighed + (0 if parts is None else parts.trials)
     tick = ticking(task.search.job.progress, "trying blocks", trials)
-    harms = _alone(task, tick) if blocks else []
+    content = functools.cache(lambda: _content(task.search))
+    harms = _alone(task, content, tick) if blocks else []
     power = power_of(harms)
     if parts is not None and task.decide is not None and blocks:
         harms = _fitted(task, task.decide, harms, parts, tick)
-    harms += _of_bits(task, tick)
+    harms += _of_bits(task, content, tick)
     power = power if blocks else power_of(harms)
 
     def without(whole: Collection[str]) -> Path:
@@ -118,7 +121,7 @@ def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Fl
     return found
 
 
-def _alone(task: Task, tick: Tick) -> list[Harm]:
+def _alone(task: Task, content: Content, tick: Tick) -> list[Harm]:
     """Return the losses of all blocks alone, without fits of other layers.
 
     Only the nodes from a block on are run: what the original computes before them stays in memory.
@@ -127,7 +130,7 @@ def _alone(task: Task, tick: Tick) -> list[Harm]:
     prepared = search.prepared
     ladders = {ladder.name: ladder for ladder in search.ladders}
     nothing = weights.empty(prepared.survey)
-    part = replace(prepared, batches=_some(search, len(ladders), task.near))
+    part = replace(prepared, batches=_some(prepared, len(ladders), task.near, content))
     with (
         Judge(prepared.model, part.batches, search.recipe.providers) as judge,
         stream_of(part, search.recipe) as stream,
@@ -153,13 +156,13 @@ def _alone(task: Task, tick: Tick) -> list[Harm]:
     return [found[ladder.name] for ladder in search.ladders]
 
 
-def _of_bits(task: Task, tick: Tick) -> list[Harm]:
+def _of_bits(task: Task, content: Content, tick: Tick) -> list[Harm]:
     """Return the losses of all weights alone in fewer bits."""
     search, steps = task.search, task.search.job.steps.alone()
     if not search.rungs:
         return []
     prepared = search.prepared
-    some = _some(search, len(search.rungs), replace(task.near, share=0.0))
+    some = _some(prepared, len(search.rungs), replace(task.near, share=0.0), content)
     found = []
     with Judge(prepared.model, some, search.recipe.providers) as judge:
 
@@ -215,16 +218,19 @@ def parts_of(prepared: Prepared) -> Parts:
     return Parts(fitted=replace(prepared, batches=part), batches=judging, judges=folds[0].judges, trials=count)
 
 
-def _some(search: Search, blocks: int, near: Near) -> Batches:
+def _content(search: Search) -> Floats:
+    """Return (feeds,) the content of each feed; see `Judge.content`."""
+    with Judge(search.prepared.model, search.prepared.batches, search.recipe.providers) as judge:
+        return judge.content()
+
+
+def _some(prepared: Prepared, blocks: int, near: Near, content: Content) -> Batches:
     """Return feeds for the trials of single blocks: few enough not to take long, those with content."""
-    prepared, trials = search.prepared, near.trials * max(blocks, 1)
-    batches = prepared.batches
+    batches, trials = prepared.batches, near.trials * max(blocks, 1)
     macs = counting.macs(prepared.model, prepared.survey) / prepared.samples
     least = min(max(HEAVY / max(macs * trials, 1.0), FEWEST), LEAST)
     samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, least), MOST)
     each = max(1, math.ceil(batches.samples / max(len(batches), 1)))  # the last feed may be shorter
     count = min(len(batches), math.ceil(samples / each))
-    if count == len(batches) or macs * batches.samples > HEAVY:
-        return part_of(batches, spread(batches, count))
-    with Judge(prepared.model, batches, search.recipe.providers) as judge:
-        return part_of(batches, chosen(batches, judge.content(), count))
+    whole = count == len(batches) or macs * batches.samples > HEAVY
+    return part_of(batches, spread(batches, count) if whole else chosen(batches, content(), count))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from onnxgrail.allocation.found import Candidate, Found, Judged, rounded_up
 from onnxgrail.allocation.ladders import Widths
@@ -44,7 +43,8 @@ def within(task: Task) -> tuple[Widths, Found]:
 
         def bound(path: Path, steps: int) -> float:
             loss = candidates.loss(path.widths(steps))
-            alone.extend((step, loss) for step in path.steps[:steps] if steps == 1)
+            if steps == 1:
+                alone.append((path.steps[0], loss))
             tried.append(Candidate(steps=steps, cost=path.cost(steps), predicted=path.loss(steps), loss=loss))
             tick()
             return loss.bound
@@ -53,11 +53,12 @@ def within(task: Task) -> tuple[Widths, Found]:
         path, best = farthest_of(without, task.limit, bound, late, patience)
         if not best and task.search.recipe.quantize != "none":
             bound(path, best)  # the whole model with rounded weights
-    found = _found(task, path, tried, best, crossed=candidates.crossed)
-    return path.widths(best), replace(found, cheapest=_cheapest(path, alone))
+    return path.widths(best), _found(task, path, tried, best, _cheapest(path, alone), crossed=candidates.crossed)
 
 
-def _found(task: Task, path: Path, tried: list[Candidate], best: int, *, crossed: bool) -> Found:
+def _found(
+    task: Task, path: Path, tried: list[Candidate], best: int, cheapest: tuple[str, int, int] | None, *, crossed: bool
+) -> Found:
     """Return the report of the search."""
     holds = (n for n, one in enumerate(tried) if one.steps == best and one.loss.bound <= task.limit)
     chosen = next(holds, None)
@@ -72,6 +73,7 @@ def _found(task: Task, path: Path, tried: list[Candidate], best: int, *, crossed
         chosen=chosen,
         next_limit=None if more is None else more[0],
         next_cost=None if more is None else more[1],
+        cheapest=cheapest,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,6 @@ from onnxgrail.allocation.found import Candidate, Found, Judged, found_of
 from onnxgrail.allocation.ladders import Ladder
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
-from onnxgrail.options import Recipe
 from onnxgrail.report.notes import little
 from onnxgrail.search import trials
 from onnxgrail.search.bisect import farthest, farthest_of
@@ -267,10 +265,8 @@ def test_near_a_share_a_block_is_tried_there_and_with_half_of_the_width(near: Ne
 def test_trials_of_a_heavy_model_have_fewer_samples(macs: float, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials.counting, "macs", lambda *_: int(macs))
     batches = Batches(feeds=tuple(dict for _ in range(20)), samples=20, source="test")
-    monkeypatch.setattr(trials, "Judge", lambda *_: nullcontext(SimpleNamespace(content=lambda: np.ones(20))))
-    prepared = SimpleNamespace(batches=batches, model=None, survey=None, samples=1)
-    search: Any = SimpleNamespace(prepared=prepared, recipe=Recipe())
-    assert len(trials._some(search, 33, Near(limit=0.01))) == samples
+    prepared: Any = SimpleNamespace(batches=batches, model=None, survey=None, samples=1)
+    assert len(trials._some(prepared, 33, Near(limit=0.01), lambda: np.ones(20))) == samples
 
 
 @pytest.mark.parametrize(
