@@ -8,13 +8,12 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.moments.curves import Narrow
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.allocation.choose import simple
-from onnxgrail.allocation.few import Bits, Rung
+from onnxgrail.allocation.few import Rung
 from onnxgrail.allocation.ladders import Cost
 from onnxgrail.allocation.losses import Search, search_of, tells
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
@@ -105,9 +104,7 @@ def task_of(search: Search, cost: Cost, near: Near, half: Collection[str] = ()) 
         plain = dataclasses.replace(recipe, compensate="grail", closed_loop=False, norms="none")
         return _settled(Run(part, Job(recipe=plain), widths, dense(part)), blocks)
 
-    def few(part: Prepared, slim: ir.Model, ledger: Ledger, bits: Bits) -> ir.Model:
-        return in_few_bits(part, slim, ledger, recipe, bits, half)
-
+    few = search.rungs or recipe.quantize != "none"
     return Task(
         search=search,
         settle=settled,
@@ -115,7 +112,7 @@ def task_of(search: Search, cost: Cost, near: Near, half: Collection[str] = ()) 
         minimize=recipe.minimize,
         near=near,
         decide=unfitted if recipe.compensate == BEST else None,
-        rounded=few if search.rungs or recipe.quantize != "none" else None,
+        rounded=functools.partial(in_few_bits, recipe=recipe, half=half) if few else None,
     )
 
 

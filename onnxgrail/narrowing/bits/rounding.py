@@ -60,7 +60,7 @@ class Bits:
 
 
 def in_few_bits(
-    part: Prepared, slim: ir.Model, ledger: Ledger, recipe: Recipe, bits: Mapping[str, int], half: Collection[str]
+    part: Prepared, slim: ir.Model, ledger: Ledger, bits: Mapping[str, int], recipe: Recipe, half: Collection[str]
 ) -> ir.Model:
     """Return a candidate of a search as it is judged, in the bits of the recipe or of the search.
 
@@ -68,8 +68,8 @@ def in_few_bits(
         part: the dense model and the data to which the candidate was fitted.
         slim: the candidate in float.
         ledger: the decisions that narrowed it.
-        recipe: the options.
         bits: by weight, see `plan_of`.
+        recipe: the options.
         half: weights that have 16 bits.
     """
     if recipe.quantize not in ("none", *WEIGHTS):
