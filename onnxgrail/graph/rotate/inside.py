@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Refusal
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import integer, names_of
 from onnxgrail.graph.rotate.classes import groups_of, positions, spread, units_of
 from onnxgrail.graph.trace.facts import Facts, constant_of, key
 from onnxgrail.graph.trace.flow import Flow, Use
@@ -215,7 +215,7 @@ class _Finder:
         own = key(node)
         if node.op_type != "MatMul" or node.domain not in ("", "ai.onnx") or own not in self.facts.shapes:
             return None
-        names = [(v.name or "") if v is not None else "" for v in node.inputs]
+        names = names_of(node.inputs)
         rank = [len(self.facts.shapes.get(name, ())) for name in names]
         wanted = [(own, 0, rank[0] - 1), (own, 1, rank[1] - 2)] if kind == "qk" else [(own, 1, rank[1] - 1)]
         if not all(place in self.tables for place in wanted):
