@@ -22,7 +22,6 @@ def exempted(
     original: ir.Model,
     layers: Collection[str],
     kinds: Collection[str],
-    after: Collection[str] = (),
     whole: Collection[str] = (),
 ) -> ir.Model:
     """Return a copy in which some layers read float weights and unrounded inputs.
@@ -35,7 +34,6 @@ def exempted(
         original: the float model that it was made from: it has the same names, and the weights.
         layers: names of the nodes that compute in float.
         kinds: operators whose nodes are layers.
-        after: operators whose outputs are rounded if they directly follow a quantized layer.
         whole: operators among `kinds` whose kernels write integers only: what they write is rounded for all readers.
     """
     made = model.clone()
@@ -48,7 +46,7 @@ def exempted(
             maker = source.producer() if source is not None else None
             if source is not None and (maker is None or maker.op_type not in whole or maker.name in layers):
                 node.replace_input_with(slot, source)
-    rounded = _touched((node for node in graph if node.op_type in kinds and node.name not in layers), after)
+    rounded = _touched(node for node in graph if node.op_type in kinds and node.name not in layers)
     for node in list(graph):
         value = node.inputs[0] if node.op_type == THERE else None
         if value is None or value in rounded:
@@ -123,15 +121,12 @@ def _constant(value: ir.Value | None, weights: Mapping[str, ir.Value], graph: ir
     return graph.initializers[own]
 
 
-def _touched(layers: Iterable[ir.Node], after: Collection[str]) -> set[ir.Value]:
-    """Return the float tensors that quantized layers, and what directly follows them, read or write."""
+def _touched(layers: Iterable[ir.Node]) -> set[ir.Value]:
+    """Return the float tensors that quantized layers read or write."""
     found: set[ir.Value] = set()
     for node in layers:
         found.update(source for value in node.inputs if (source := _read(value)) is not None)
         found.update(node.outputs)
-        for output in node.outputs:
-            next_ones = [use.node for value in _rounded(output) for use in value.uses()]
-            found.update(one.outputs[0] for one in next_ones if one.op_type in after)
     return found
 
 
@@ -141,14 +136,6 @@ def _read(value: ir.Value | None) -> ir.Value | None:
     stored = back.inputs[0] if back is not None and back.op_type == BACK else None
     there = stored.producer() if stored is not None else None
     return there.inputs[0] if there is not None and there.op_type == THERE else None
-
-
-def _rounded(value: ir.Value) -> Iterable[ir.Value]:
-    """Yield a tensor and its rounded values."""
-    yield value
-    for use in value.uses():
-        if use.node.op_type == THERE:
-            yield from (reader.node.outputs[0] for reader in use.node.outputs[0].uses())
 
 
 def _sweep(graph: ir.Graph) -> None:
