@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+
+def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return a question with the known name that is most similar; empty if none is.
+
+    Args:
+        name: an unknown one.
+        known: names.
+        cutoff: least similarity, from 0 to 1.
+    """
+    import difflib  # only where something is wrong
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"Did you mean {close[0]!r}?" if close else ""
+
 
 class OnnxGrailError(Exception):
     """Base of all errors that a user can meet.  `hint` says what to do next."""

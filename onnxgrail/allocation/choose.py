@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.blocking import channel_block
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Recipe
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.bits.plan import NONE
 from onnxgrail.machine.amounts import Target, target_of
 from onnxgrail.options import Metric
@@ -78,12 +77,8 @@ def given(every: Sequence[Block], chosen: Sequence[Block], widths: Mapping[str, 
     units, allowed = {b.name: b.units for b in every}, {b.name for b in chosen}
     for name, width in widths.items():
         if name not in units:
-            close = difflib.get_close_matches(name, units, n=1)
-            hint = f"Did you mean {close[0]!r}? " if close else ""
-            raise UsageError(
-                f"widths name the block {name!r}, which the model does not have",
-                hint=f"{hint}`onnxgrail inspect` lists the blocks",
-            )
+            hint = f"{meant(name, units)} `onnxgrail inspect` lists the blocks".lstrip()
+            raise UsageError(f"widths name the block {name!r}, which the model does not have", hint=hint)
         if name not in allowed:
             raise UsageError(f"widths name the block {name!r}, which --blocks, --include or --exclude leave out")
         if not 1 <= width <= units[name]:

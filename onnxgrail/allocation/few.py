@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize import is_quantised
 from onnxgrail.calibration.quantize.light import storable
 from onnxgrail.core import Recipe
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.bits.folded import Codes
 from onnxgrail.graph.bits.plan import FLOAT, Form, Plan, plan_of
 from onnxgrail.graph.flatten.branches import in_branch
@@ -110,8 +109,8 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
     rungs = {rung.weight: rung for rung in _every(prepared, recipe)} if recipe.bits else {}
     for name, number in (recipe.bits or {}).items():
         if name not in rungs:
-            close = "".join(f"Did you mean {word!r}?" for word in difflib.get_close_matches(name, rungs, n=1))
-            raise UsageError(f"bits name {name!r}, which is no weight that could have fewer bits", hint=close)
+            text = f"bits name {name!r}, which is no weight that could have fewer bits"
+            raise UsageError(text, hint=meant(name, rungs))
         if number not in (*rungs[name].forms, FLOAT):
             known = ", ".join(map(str, rungs[name].forms))
             raise UsageError(f"bits give the weight {name!r} {number} bits", hint=f"It can have {known} or {FLOAT}")

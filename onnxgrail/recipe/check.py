@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import UsageError, meant
 from onnxgrail.machine.amounts import cache_bytes, target_of
 from onnxgrail.options import LAYERS_RATIO, MAX_LOSS, Recipe
 from onnxgrail.recipe import keywords
@@ -32,9 +31,8 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
     for name in choices:
         if name not in FIELDS:
             keywords.check_gone(name, f"there is no option {name!r} any more")
-            close = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.5)
-            meant = f"Did you mean {close[0]!r}? " if close else ""
-            raise UsageError(f"there is no option {name!r}", hint=f"{meant}Known options: {', '.join(sorted(FIELDS))}")
+            hint = f"{meant(name, FIELDS, 0.5)} Known options: {', '.join(sorted(FIELDS))}".lstrip()
+            raise UsageError(f"there is no option {name!r}", hint=hint)
     read = {name: keywords.read(name, value) for name, value in choices.items() if value is not None}
     nothing = {name: (row.value.empty,) for name, row in FIELDS.items() if row.value.empty}
     given: dict[str, Any] = {name: () if value == nothing.get(name) else value for name, value in read.items()}

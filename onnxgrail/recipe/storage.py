@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.core import Recipe
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.io import model_file
 from onnxgrail.machine.files.paths import check_input, write_text
 from onnxgrail.machine.numerals import whole
@@ -288,5 +287,4 @@ def _place(name: str, value: Any, label: str) -> dict[str, str]:
 def nearest(name: str) -> str:
     """Return a hint with the most similar key, or all keys."""
     known = (*FIELDS, *BESIDE[:-1])
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"
+    return meant(name, known) or f"Known keys: {', '.join(sorted(known))}"
