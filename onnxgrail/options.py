@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Metric = Literal["params", "macs", "size", "latency"]
-Kind = Literal["conv", "mlp", "heads", "qk", "vo", "stream", "embedding"]
-KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "qk", "vo", "stream", "embedding")
+Kind = Literal["conv", "mlp", "heads", "qk", "vo", "stream", "embedding", "rank"]
+KINDS: tuple[Kind, ...] = ("conv", "mlp", "heads", "qk", "vo", "stream", "embedding", "rank")
 INNER: tuple[Kind, ...] = ("qk", "vo")
 """Kinds of channels inside attention heads."""
 WEIGHTS = {"int4": 4, "int8-weights": 8}

@@ -24,6 +24,7 @@ from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Recipe
 from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.bits.plan import NONE
+from onnxgrail.graph.cost.meter import without_pairs
 from onnxgrail.machine.amounts import Target, target_of
 from onnxgrail.options import Metric
 
@@ -287,7 +288,8 @@ def _counted(target: Target | None, measure: Measure, limit: float, fit: Fit) ->
 def _result(search: Search, budget: Budget | None, fit: Fit, used: str) -> Allocation:
     if budget is not None:
         _reachable(search, budget, fit)
-    done = at_widths(search.prepared, search.blocks, search.recipe, fit.widths, fit.ideal)
+    widths = without_pairs(search.prepared.model, search.prepared.survey, fit.widths)
+    done = at_widths(search.prepared, search.blocks, search.recipe, widths, fit.ideal)
     return replace(done, budget=budget, used=used)
 
 

@@ -6,7 +6,7 @@ import functools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxgrail.core import Block
 
@@ -29,11 +29,14 @@ class Ladder:
         name: of the block.
         units: of the full block.
         step: widths are multiples of it; its divisors are used if it is too coarse.
+        pair: True for channels between two convolutions that were one: equal shares of all blocks leave them, since
+            two cost as much as one, or more, until many of their channels go.
     """
 
     name: str
     units: int
     step: int = 1
+    pair: bool = False
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -92,7 +95,7 @@ def ladder(name: str, units: int, unit_size: int, round_to: int) -> Ladder:
 def ladders_of(blocks: Sequence[Block], round_to: int) -> tuple[Ladder, ...]:
     """Return the ladders of blocks, in order of depth."""
     ordered = sorted(blocks, key=lambda b: sum(b.span))
-    return tuple(ladder(b.name, b.units, b.unit_size, round_to) for b in ordered)
+    return tuple(replace(ladder(b.name, b.units, b.unit_size, round_to), pair=b.kind == "rank") for b in ordered)
 
 
 @functools.cache

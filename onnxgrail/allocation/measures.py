@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
@@ -17,6 +18,7 @@ from onnxgrail.graph.bits.plan import NONE, plan_of
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Meter, Size, dead_of, meter_of
+from onnxgrail.graph.cost.pairs import surplus
 from onnxgrail.graph.io.model_file import HEAVY, LIMIT, bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.serial import pack, to_bytes
 from onnxgrail.graph.io.writing import written_bytes
@@ -66,7 +68,8 @@ class Measure:
 
     def share(self, blocks: Sequence[Block], ratio: float) -> float:
         """Compute the cost left if a share of everything in the given blocks is removed."""
-        return self.before - ratio * self.meter.saved({b.name: 0 for b in blocks}) / self.per
+        whole = self.meter.saved({})
+        return self.before - (whole + ratio * (self.meter.saved({b.name: 0 for b in blocks}) - whole)) / self.per
 
 
 def measure_of(prepared: Prepared, metric: Metric) -> Measure:
@@ -108,13 +111,14 @@ def built(
         return None
     prepared = _used(prepared, widths)
     slim = narrowed(prepared, ledger_of(prepared, widths))
+    unused = partial(surplus, prepared.model, prepared.survey, dead=dead_of(prepared.survey, widths))
     if metric == "params":
-        return counting.parameters(slim)
+        return counting.parameters(slim) - unused("params")
     mark(slim, recipe)
     if bits:
         store_blank(slim, plan_of(slim, prepared.survey.facts, recipe, bits), recipe)
         slim = (light_of(slim, ()) if prepared.batches.synthetic else blank(slim)).with_bits(bits)
-    return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim)
+    return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim) - unused("bytes")
 
 
 def _used(prepared: Prepared, widths: Mapping[str, int]) -> Prepared:

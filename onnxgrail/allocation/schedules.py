@@ -14,8 +14,9 @@ START = 0.5  # first ratio of the `depth` schedule as a share of the mean
 
 
 def uniform(ladders: Sequence[Ladder]) -> Ideal:
-    """Return the schedule that removes the same share of every block."""
-    return lambda s: {one.name: one.units * (1 - s) for one in ladders}
+    """Return the schedule that removes the same share of every block, but see `Ladder.pair`."""
+    some = {one.name for one in ladders if not one.pair} or {one.name for one in ladders}
+    return lambda s: {one.name: one.units * (1 - s * (one.name in some)) for one in ladders}
 
 
 def between(one: Ideal, other: Ideal) -> Ideal:

@@ -20,7 +20,7 @@ from onnxgrail.job.places import places_of, reads, target_of
 from onnxgrail.job.resume import agree, bind, stats_files
 from onnxgrail.machine.group.sums import SOLO, Group
 from onnxgrail.machine.progress import Progress, silent
-from onnxgrail.narrowing.rotation import decided
+from onnxgrail.narrowing.decide import decided
 from onnxgrail.recipe.check import recipe_of
 from onnxgrail.recipe.choices import Choices
 from onnxgrail.recipe.keywords import checked

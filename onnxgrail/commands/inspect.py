@@ -12,9 +12,9 @@ from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
-from onnxgrail.core import INNER, KINDS, Bools, Kind, Recipe
+from onnxgrail.core import INNER, KINDS, Kind, Recipe
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.meter import dead_of
+from onnxgrail.graph.cost.meter import gone
 from onnxgrail.graph.cuts.places import located, nodes_of
 from onnxgrail.graph.flatten.listed import unlisted_text
 from onnxgrail.graph.io.mapped import check_unchanged
@@ -30,7 +30,7 @@ from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.report import Inspection
 
 RATIOS = (0.25, 0.5)
-OUTER = [kind for kind in KINDS if kind not in INNER]
+OUTER = [kind for kind in KINDS if kind not in (*INNER, "rank")]
 
 
 @checked
@@ -79,42 +79,52 @@ def inspect(
     with registered(custom_ops):
         prepared = prepare(model, data, Job(recipe=recipe))
         check_unchanged(prepared.model)
-        usual = unmeasured(prepared, recipe)
+        every = unmeasured(prepared, recipe)
+        ranked = any(block.kind == "rank" for block in every.survey.blocks)
+        usual = unmeasured(prepared, replace(recipe, blocks=tuple(OUTER))) if ranked else every
         inner = unmeasured(prepared, replace(recipe, blocks=INNER))  # in the place of whole heads
-    found = _inspected(usual, path_of(model) or Path("model"), recipe, inner)
+    found = _inspected(usual, path_of(model) or Path("model"), recipe, {"rank": every, "qk": inner, "vo": inner})
     places.save_report(found)
     return found
 
 
-def _inspected(prepared: Prepared, path: Path, recipe: Recipe, inner: Prepared) -> Inspection:
+def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[str, Prepared]) -> Inspection:
+    """Inspect a model.
+
+    Args:
+        prepared: the model with everything turned that needs no other form.
+        path: of its file.
+        recipe: the choices.
+        forms: the model with blocks of other kinds.
+    """
     survey, given, whole = prepared.survey, prepared.baseline, _totals(prepared)
     added = [one - two for one, two in zip(whole, _totals(given), strict=True)]  # by rotations, if channels are removed
     size = bytes_on_disk(given.model, path) if path.exists() else len(to_bytes(prepared.given, run=False))
     shares: dict[str, dict[str, float]] = {}
-    macs_inside = counting.macs(inner.model, inner.survey)
+    every = forms["rank"]
     for kind in (*KINDS, "all"):
-        one, before = (inner, macs_inside) if kind in INNER else (prepared, whole[1])
+        one = every if kind == "all" else forms.get(kind, prepared)
         some = [b for b in one.survey.blocks if kind in (b.kind, "all")]
         if some:
-            params, macs, _ = _gone(one, dead_of(one.survey, {b.name: 0 for b in some}), before)
+            params, macs, _ = gone(one.model, one.survey, {b.name: 0 for b in some})
             shares[kind] = {"params": params / max(whole[0], 1), "macs": macs / max(whole[1], 1)}
-    usual = selection.selected(survey.blocks, Recipe())  # the default choice of `compress`
+    usual = selection.selected(every.survey.blocks, Recipe())  # the default choice of `compress`
     predicted = []
     for ratio in RATIOS:
-        widths = by_ratio(prepared, usual, ratio, recipe.round_to)
+        widths = by_ratio(every, usual, ratio, recipe.round_to)
         more = added if survey.rotated(widths) else [0, 0, 0]
-        lost = _gone(prepared, dead_of(survey, widths), whole[1])
-        params, macs, gone = (a - b for a, b in zip(lost, more, strict=True))
+        lost = gone(prepared.model, survey, widths)
+        params, macs, less = (a - b for a, b in zip(lost, more, strict=True))
         left = {"params": whole[0] - added[0] - params, "macs": (whole[1] - added[1] - macs) // prepared.samples}
         # Unknown if the weights are not stored at full size.
-        predicted.append({"ratio": ratio, **left, "bytes": size - gone if gone < size else None})
+        predicted.append({"ratio": ratio, **left, "bytes": size - less if less < size else None})
     return Inspection(
         path=str(path),
         params=whole[0] - added[0],
         macs=(whole[1] - added[1]) // prepared.samples,
         bytes=size,
-        blocks=tuple(entry for one, kinds in ((prepared, OUTER), (inner, INNER)) for entry in _entries(one, kinds)),
-        refusals=located(prepared.model, tuple(dict.fromkeys([*survey.refusals, *kept_whole(inner)]))),
+        blocks=(*_entries(prepared, OUTER), *_entries(every, ["rank"]), *_entries(forms["qk"], INNER)),
+        refusals=located(prepared.model, tuple(dict.fromkeys([*survey.refusals, *kept_whole(forms["qk"])]))),
         shares=shares,
         predicted=tuple(predicted),
         notes=tuple(note for note in [unlisted_text(prepared.unlisted), maps_text(prepared.model)] if note),
@@ -125,12 +135,6 @@ def _totals(prepared: Prepared) -> tuple[int, int, int]:
     """Return the parameters, multiply-accumulates and bytes of weights of a model."""
     model = prepared.model
     return counting.parameters(model), counting.macs(model, prepared.survey), weight_bytes(model)
-
-
-def _gone(prepared: Prepared, dead: Bools, macs: int) -> tuple[int, int, int]:
-    """Return the parameters, multiply-accumulates (of `macs` in all) and bytes that go with the dead units."""
-    params, size = counting.removed(prepared.survey, dead)
-    return params, macs - counting.macs(prepared.model, prepared.survey, dead), size
 
 
 def _entries(prepared: Prepared, kinds: Collection[Kind]) -> list[dict[str, Any]]:

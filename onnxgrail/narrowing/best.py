@@ -36,8 +36,7 @@ from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import RECORD, Record
 from onnxgrail.narrowing.choosing import Run, needs_gram, room, scarce
-from onnxgrail.narrowing.layers import Refit, Stage, Task, as_decided, matrix_of, stages_at
-from onnxgrail.narrowing.ledgers import of_addition, with_addition
+from onnxgrail.narrowing.layers import Refit, Stage, Task, as_decided, matrix_of, of_addition, stages_at, with_addition
 from onnxgrail.narrowing.order import Turn, turns
 from onnxgrail.narrowing.two_networks import FOLDS, Pair, moments, starts_of
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from onnxgrail.algebra.select.selectors import GRADIENTS
 from onnxgrail.allocation.achieved import Share, of_blocks
 from onnxgrail.allocation.choose import at_first
 from onnxgrail.allocation.result import Allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
 from onnxgrail.calibration.prepared import Prepared, rounds
 from onnxgrail.calibration.proof import proved
-from onnxgrail.core import Block, Change, Floats, Refusal
+from onnxgrail.calibration.stream.dense import Dense
+from onnxgrail.core import Block, Change, Refusal
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
-from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.narrowing.choosing import Run
 from onnxgrail.narrowing.grail import bring_back, settle
 from onnxgrail.narrowing.layers import Refit
 from onnxgrail.narrowing.norms import Norm
+from onnxgrail.narrowing.ready import ready
+from onnxgrail.narrowing.rotation import rotated, rotated_again
 from onnxgrail.narrowing.widths import allocated, cheap, with_curves
 from onnxgrail.recipe import selection
-
-ARRAYS: Codec[Mapping[str, Floats]] = Codec(lambda arrays: Record(arrays=arrays), lambda record: record.arrays)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -59,11 +57,30 @@ class Decision:
         return not self.changes and not self.allocation.lowers and (found is None or found.chosen is None)
 
 
-def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensitivity: bool | None = False) -> Decision:
-    """Choose widths, prove that the blocks narrow exactly, then calibrate and compensate.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Plan:
+    """Widths of a model's blocks, before they are decided.
+
+    Attributes:
+        prepared: the model, with gradients if the selector reads them.
+        chosen, narrowable, refusals, allocation: as in `Decision`.
+        blocks: those that lose units.
+        dense: statistics of the original model if they also serve to decide the blocks.
+    """
+
+    prepared: Prepared
+    chosen: tuple[Block, ...]
+    narrowable: tuple[Block, ...]
+    refusals: tuple[Refusal, ...]
+    allocation: Allocation
+    blocks: tuple[Block, ...]
+    dense: Dense | None
+
+
+def planned(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensitivity: bool | None = False) -> Plan:
+    """Choose widths, and prove that the blocks narrow exactly.
 
     If a budget or statistics decide the widths, the proof comes first, at half width; blocks that fail it take no part.
-    If several processes share the work, the first one decides and the others follow.
 
     Args:
         prepared: the model and its data.
@@ -78,7 +95,7 @@ def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensit
         DataError: activations hold NaN or infinity, or statistics belong to another model or other data.
         ModelError: weights hold NaN or infinity.
     """
-    recipe, clock = job.recipe, job.clock
+    recipe = job.recipe
     if recipe.refine and files == NO_FILES:  # a file holds statistics of all data
         prepared = prepared.before_refinement()
     chosen = selection.selected(prepared.survey.blocks, recipe)
@@ -89,64 +106,88 @@ def decide(prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, *, sensit
     blocks = tuple(b for b in blocks if allocation.narrows(b))
     wanted = cheap(prepared, blocks) if sensitivity is None else sensitivity
     if wanted and blocks and not allocation.curves and job.first:
-        with clock.stage("curves"):
+        with job.clock.stage("curves"):
             allocation = with_curves(prepared, job, blocks, allocation)
+    return Plan(
+        prepared=prepared,
+        chosen=chosen,
+        narrowable=tuple(b for b in chosen if b.units > 1 and b.name not in failed),
+        refusals=refusals,
+        allocation=allocation,
+        blocks=blocks,
+        dense=dense,
+    )
+
+
+def settled(plan: Plan, job: Job) -> Decision:
+    """Calibrate and compensate all blocks of a plan.
+
+    If several processes share the work, the first one decides and the others follow. Errors are those of `planned`.
+    """
+    recipe, clock, prepared, refusals = job.recipe, job.clock, plan.prepared, plan.refusals
     with clock.stage("calibrate"):
-        run = Run(prepared, job, allocation.widths, dense)
-        clock.seconds["forward"] = settle(run, blocks)
+        run = Run(prepared, job, plan.allocation.widths, plan.dense)
+        clock.seconds["forward"] = settle(run, plan.blocks)
     if recipe.compensate == "none" and recipe.reducer == "prune" and rounds(prepared):
         with clock.stage("prove"):
             refusals += _confirmed(run)
     if recipe.norms != "none":
         with clock.stage("norms"):
             clock.seconds["forward"] += bring_back(run)
-    narrowable = tuple(b for b in chosen if b.units > 1 and b.name not in failed)
     return Decision(
-        chosen=chosen,
-        narrowable=narrowable,
+        chosen=plan.chosen,
+        narrowable=plan.narrowable,
         changes=tuple(run.changes),
         refusals=refusals,
         ledger=run.ledger,
-        allocation=allocation,
-        share=of_blocks(prepared, recipe, narrowable, run.ledger.dead),
+        allocation=plan.allocation,
+        share=of_blocks(prepared, recipe, plan.narrowable, _kept(run.changes)),
         refits=run.refits,
         norms=run.norms,
     )
 
 
-def ready(
-    prepared: Prepared, job: Job, chosen: Sequence[Block], widths: Mapping[str, int]
-) -> tuple[Prepared, tuple[Block, ...], tuple[Refusal, ...]]:
-    """Prove that blocks narrow exactly, and compute the gradients that the selector reads.
+def decided(
+    prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, sensitivity: bool | None = False
+) -> tuple[Prepared, Decision]:
+    """Rotate streams and tables, and decide what becomes of the model; those that keep all channels are not rotated.
 
-    Args:
-        prepared: the model and its data.
-        job: the run.
-        chosen: the blocks that the recipe selects.
-        widths: block name to units at which the blocks are proved; those with all units are not.
+    Args and errors are those of `planned`.
 
     Returns:
-        The model with gradients, the blocks that passed the proof, and the refusals of the others.
+        The model that the decision is about, and the decision.
     """
-    blocks = tuple(b for b in chosen if widths[b.name] < b.units)
-    refusals: tuple[Refusal, ...] = ()
-    with job.clock.stage("prove"):
-        if blocks:
-            blocks, refusals = proved(prepared, job, blocks, widths)
-    if job.recipe.selector in GRADIENTS and blocks:
-        with job.clock.stage("gradients"):
-            prepared = _with_gradients(prepared, blocks, job)
-    return prepared, blocks, refusals
-
-
-def _with_gradients(prepared: Prepared, blocks: Sequence[Block], job: Job) -> Prepared:
-    """Return the prepared model with the gradients that the selector reads, computed by the first process."""
-    from onnxgrail.narrowing.gradients import regional_gradients  # slow to import
-
-    gradients = job.steps.once(
-        "gradients", lambda: regional_gradients(prepared, blocks, job.recipe, job.progress), ARRAYS
+    prepared = rotated(prepared, job)
+    plan = planned(prepared, job, files, sensitivity=sensitivity)
+    used = {block.ranked for block in plan.blocks} - {""}
+    inside = {name for name, basis in prepared.bases.items() if basis.ndim != 2}
+    used |= inside if used & inside else set()  # a head that stays for one of them stays for all
+    left = prepared if used == set(prepared.bases) else rotated_again(prepared, used, job.recipe)
+    widths = {block.name: plan.allocation.widths[block.name] for block in plan.blocks}
+    if left is prepared or not widths.keys() <= {block.name for block in left.survey.blocks}:
+        return prepared, settled(plan, job)
+    job = replace(job, recipe=replace(job.recipe, widths=widths))
+    decision = settled(planned(left, job), job)
+    share = of_blocks(prepared, job.recipe, plan.narrowable, _kept(decision.changes))
+    refusals = tuple(dict.fromkeys((*plan.refusals, *decision.refusals)))
+    return left, replace(
+        decision,
+        chosen=plan.chosen,
+        narrowable=plan.narrowable,
+        allocation=plan.allocation,
+        refusals=refusals,
+        share=share,
     )
-    return dataclasses.replace(prepared, gradients=gradients)
+
+
+def _kept(changes: Sequence[Change]) -> dict[str, int]:
+    """Return block name to units that stay."""
+    return {change.block.name: change.reducer.kept.size for change in changes}
+
+
+def decide(prepared: Prepared, job: Job) -> Decision:
+    """Plan what becomes of a model, and decide it; see `planned`."""
+    return settled(planned(prepared, job), job)
 
 
 def _confirmed(run: Run) -> tuple[Refusal, ...]:

@@ -12,7 +12,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Refusal
 from onnxgrail.graph.bits.plan import NONE
 from onnxgrail.machine.job import Job
-from onnxgrail.narrowing.decide import ready
+from onnxgrail.narrowing.ready import ready
 from onnxgrail.narrowing.searching import frontier_task
 from onnxgrail.recipe import selection
 from onnxgrail.search.bits import cost_of

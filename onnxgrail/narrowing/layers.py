@@ -1,4 +1,4 @@
-"""The layers that `--compensate best` fits, grouped by the rows on which they are fitted."""
+"""The layers that `--compensate best` fits, grouped by the rows on which they are fitted, and records of fits."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Bools, Floats, Recipe
 from onnxgrail.graph.cost.meter import dead_of, meter_of
 from onnxgrail.graph.fittable.consumers import Consumer, behind, consumers
+from onnxgrail.graph.io.mapped import in_files, shelved
 from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.steps.codec import Record
 
 ADDED = 256  # bytes that a new bias takes besides its numbers: names, and perhaps a node
+ARRAY, SHIFT = "array ", "shift "  # begin the keys of arrays and shifts in a record
 WIDER = 1.5  # outputs per input from which sums with the dense input are cheaper
 
 
@@ -194,3 +199,29 @@ def matrix_of(task: Task, array: Array) -> Floats:
     """Return the kept part of a full-size weight as (features, outputs)."""
     front = np.moveaxis(array, (task.consumer.inward, task.consumer.outward), (0, 1))[task.kept][:, task.made]
     return np.moveaxis(front, 1, -1).reshape(task.features, -1).astype(np.float64)
+
+
+def of_addition(before: Ledger, after: Ledger, notes: Mapping[str, Any]) -> Record:
+    """Return the arrays and shifts that `after` adds to `before`, with notes."""
+    arrays = _fresh(ARRAY, before.arrays, after.arrays) | _fresh(SHIFT, before.shifts, after.shifts)
+    return Record(arrays=arrays, notes=notes)
+
+
+def with_addition(ledger: Ledger, record: Record, model: ir.Model) -> Ledger:
+    """Return a ledger with the additions of a record, moved into files if the model's own weights are in files."""
+    arrays = _named(ARRAY, record.arrays)
+    if in_files(model):
+        arrays = {name: shelved(array) for name, array in arrays.items()}
+    return replace(
+        ledger,
+        arrays={**ledger.arrays, **arrays},
+        shifts={**ledger.shifts, **_named(SHIFT, record.arrays)},
+    )
+
+
+def _fresh(kind: str, before: Mapping[str, Array], after: Mapping[str, Array]) -> dict[str, Array]:
+    return {f"{kind}{name}": array for name, array in after.items() if before.get(name) is not array}
+
+
+def _named(kind: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {name.removeprefix(kind): array for name, array in arrays.items() if name.startswith(kind)}

@@ -36,7 +36,7 @@ from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import RECORD, Record
-from onnxgrail.narrowing.ledgers import of_addition, with_addition
+from onnxgrail.narrowing.layers import of_addition, with_addition
 
 FOLDS = 4  # one sample in four is held out
 SAME = 1e-9  # relative squared error below which an activation counts as unchanged

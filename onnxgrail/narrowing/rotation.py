@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.rotation import basis_of, basis_of_queries, basis_of_values, order_of_pairs, unnormed
-from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
+from onnxgrail.allocation.losses import tells
 from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
@@ -26,37 +26,9 @@ from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import Record
-from onnxgrail.machine.steps.steps import Steps
-from onnxgrail.narrowing.decide import Decision, decide
 
 STEP = "rotation"  # cache key of the bases
 DIFFERS = "in another basis inside heads, the model gives other numbers"
-
-
-def decided(
-    prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, sensitivity: bool | None = False
-) -> tuple[Prepared, Decision]:
-    """Rotate streams and tables, and decide what becomes of the model; those that keep all channels are not rotated.
-
-    Args and errors are those of `decide`.
-
-    Returns:
-        The model that the decision is about, and the decision.
-    """
-    prepared = rotated(prepared, job)
-    decision = decide(prepared, job, files, sensitivity=sensitivity)
-    widths = {change.block.name: change.reducer.kept.size for change in decision.changes}
-    used = {change.block.ranked for change in decision.changes} - {""}
-    inside = {name for name, basis in prepared.bases.items() if basis.ndim != 2}
-    used |= inside if used & inside else set()  # a head that stays for one of them stays for all
-    if used == set(prepared.bases):
-        return prepared, decision
-    left = rotated_again(prepared, used, job.recipe)
-    if not widths.keys() <= {block.name for block in left.survey.blocks}:
-        return prepared, decision
-    recipe = replace(job.recipe, widths=widths)
-    again = decide(left, replace(job, recipe=recipe, steps=Steps(group=job.group)))
-    return left, replace(again, chosen=decision.chosen, allocation=decision.allocation, share=decision.share)
 
 
 def rotates(recipe: Recipe) -> bool:
@@ -65,18 +37,28 @@ def rotates(recipe: Recipe) -> bool:
     return usual and not recipe.keeps_everything and not recipe.only_bits
 
 
-def _kinds(recipe: Recipe) -> list[Kind]:
-    """Return what is rotated: tables cost multiply-accumulates, so parameters or bytes have to be asked for."""
-    searched = recipe.max_loss is not None and recipe.minimize in ("params", "size")
-    sizes = (recipe.ratio, recipe.target_params, recipe.target_size, recipe.widths)
-    sized = searched or any(size is not None for size in sizes)
-    return [kind for kind in _turned(recipe) if kind != "embedding" or sized]
+def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
+    """Return what is rotated.
+
+    Tables cost multiply-accumulates, so parameters or bytes have to be asked for. Two convolutions cost less than one
+    only without many of the channels between them: losses have to tell, not a share that is the same for all blocks.
+    """
+    searched = None if recipe.max_loss is None else recipe.minimize
+    sized = searched in ("params", "size") or _any(recipe.ratio, recipe.target_params, recipe.target_size)
+    told = tells(prepared, recipe) and recipe.allocate in ("auto", "global")
+    counted = told and (sized or searched is not None or recipe.target_macs is not None)
+    fits = {"embedding": sized or recipe.widths is not None, "rank": counted or recipe.widths is not None}
+    return [kind for kind in _turned(recipe) if fits.get(kind, True)]
+
+
+def _any(*values: object) -> bool:
+    return any(value is not None for value in values)
 
 
 def _turned(recipe: Recipe) -> list[Kind]:
     """Return the kinds with a basis of their own; where whole heads may go, none is inside heads."""
     inner = () if "heads" in recipe.blocks else INNER
-    return [kind for kind in recipe.blocks if kind in ("stream", "embedding", *inner)]
+    return [kind for kind in recipe.blocks if kind in ("stream", "embedding", "rank", *inner)]
 
 
 def rotated(prepared: Prepared, job: Job) -> Prepared:
@@ -89,7 +71,7 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
         job: the run; the bases are cached in its folder.
     """
     recipe = job.recipe
-    kinds = _kinds(recipe)
+    kinds = _kinds(prepared, recipe)
     if prepared.batches.synthetic or not rotates(recipe) or not kinds:
         return prepared
     found = rotatable(prepared.model, prepared.survey.facts, kinds)
@@ -185,6 +167,8 @@ def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence
         sums = [[list(islice(left, len(heads))) for heads in part.index] for part in inside.measured]
         if inside.kind == "vo":
             bases[name] = basis_of_values(sums, found.products(name))
+        elif inside.kind == "rank":
+            bases[name] = basis_of_values(sums, found.products(name))[0]
         elif inside.units is not None:
             bases[name] = order_of_pairs(sums[0], sums[1], list(left), inside.units)
         else:

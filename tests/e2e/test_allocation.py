@@ -19,7 +19,7 @@ from onnxgrail.cli import main
 from onnxgrail.commands.compare import compare
 from onnxgrail.core import Floats, Refusal
 from onnxgrail.errors import NothingToCompressError
-from onnxgrail.narrowing import decide
+from onnxgrail.narrowing import ready
 from onnxgrail.narrowing.bits import measuring
 from onnxgrail.search.trials import losses_of
 
@@ -146,18 +146,21 @@ def test_the_candidate_that_loses_less_is_taken(better: int, tmp_path: Path, mon
     assert path != between
     assert dict(found.report.data["recipe"])["allocate"] == "auto"
     widths = {block["name"]: block["kept"] for block in found.report.data["blocks"]}
-    assert widths == (path, between)[better]
+    taken = (path, between)[better]
+    units = {block["name"]: block["units"] for block in found.report.data["blocks"]}
+    assert widths == {name: taken[name] for name in widths}
+    assert all(name.endswith("rank") for name in taken.keys() - units.keys())  # these stay one convolution
 
 
 def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    proved = decide.proved
+    proved = ready.proved
 
     def strict(prepared: Any, job: Any, blocks: Any, widths: Any, **options: Any) -> Any:
         assert all(widths[b.name] == b.units // 2 for b in blocks)
         good, _ = proved(prepared, job, blocks[1:], widths, **options)
         return good, (Refusal(value=blocks[0].name, node="", op="", reason="made up"),)
 
-    monkeypatch.setattr(decide, "proved", strict)
+    monkeypatch.setattr(ready, "proved", strict)
     data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "o.onnx", target_params="60%")
     held(data, "params", 0.6)
     assert data["blocks"][0]["kept"] == data["blocks"][0]["units"]

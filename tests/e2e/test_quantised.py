@@ -15,7 +15,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.core import Refusal
-from onnxgrail.narrowing import decide
+from onnxgrail.narrowing import decide, ready
 
 DIGITS = models.load("digits_resnet")
 
@@ -66,7 +66,8 @@ def slim(wide: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def test_the_same_blocks_are_found_as_in_the_float_model(wide: Path) -> None:
-    blocks = [[(b["kind"], b["units"]) for b in onnxgrail.inspect(m).blocks] for m in (DIGITS.model, wide)]
+    found = [onnxgrail.inspect(model).blocks for model in (DIGITS.model, wide)]
+    blocks = [[(b["kind"], b["units"]) for b in some if b["kind"] != "rank"] for some in found]  # int8 stays one layer
     assert Counter(blocks[0]) == Counter(blocks[1])
 
 
@@ -131,6 +132,7 @@ def test_blocks_that_tip_a_rounding_over_are_taken_back(
         good, refusals = real(prepared, job, blocks, widths, dead, **options)
         return (good, refusals) if dead is None else (good[1:], (Refusal(value="w", node="n", op="", reason="a step"),))
 
+    monkeypatch.setattr(ready, "proved", proof)
     monkeypatch.setattr(decide, "proved", proof)
     report = halved(wide, tmp_path / "slim.onnx", compensate="none", selector="l2", check=False)
     narrowed = [b for b in report["blocks"] if b["kept"] < b["units"]]

@@ -16,7 +16,7 @@ import yaml
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.core import Refusal
-from onnxgrail.narrowing import decide
+from onnxgrail.narrowing import ready
 from onnxgrail.recipe import storage
 from onnxgrail.recipe.check import recipe_of
 from onnxgrail.report.page.html import figures
@@ -66,13 +66,13 @@ def test_a_weight_of_two_layers_counts_once() -> None:
 
 
 def test_blocks_that_fail_the_proof_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    proved = decide.proved
+    proved = ready.proved
 
     def strict(prepared: Any, job: Any, blocks: Any, widths: Any, **options: Any) -> Any:
         good, _ = proved(prepared, job, blocks[1:], widths, **options)
         return good, (Refusal(value=blocks[0].name, node="", op="", reason="made up"),)
 
-    monkeypatch.setattr(decide, "proved", strict)
+    monkeypatch.setattr(ready, "proved", strict)
     model = reported(nets.mlp(), nets.vectors(), ratio=0.3)["model"]
     assert model["ratio_total"] == model["params_before"] - 10 - 12 * 32 - 32  # without the first weight and bias
     assert model["achieved_ratio"] == pytest.approx(0.3, abs=0.02)

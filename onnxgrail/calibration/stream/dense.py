@@ -147,9 +147,9 @@ def _read(
     head = json.loads(str(file["head"]))
     if head["format"] != FORMAT:
         raise DataError(f"{label!r} has format {head['format']}, expected {FORMAT}", hint="Create it again")
-    for what, said, key, hint in (
-        ("model", "another model", model_key(model), "Create them again with --save-stats"),
+    for what, said, key, hint in (  # data first: a model in other bases of these data is another one, too
         ("data", "other data", data_key(batches), "Data, --samples, --batch-size and --seed must be as they were"),
+        ("model", "another model", model_key(model), "Create them again with --save-stats"),
     ):
         if head[what] != key:
             why = f"checksum {head[what][:12]}, expected {key[:12]}"

@@ -118,7 +118,7 @@ def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
     known = output in survey.facts.shapes and all(not n or n in survey.facts.shapes for n in names[:4])
     if node.op_type not in PRODUCTS or not known:
         return survey.repeated.get(output, 0)
-    shape, held = shapes(survey, dead), partial(_operand_shape, node, survey, dead)
+    shape, held = shapes(survey, dead), partial(operand_shape, node, survey, dead)
     if node.op_type in MIXTURES:
         form = mixture_of(node)
         places = [m.weight for m in (form.up, form.down, form.gate) if name_of(node, m.weight) in survey.facts.shapes]
@@ -136,7 +136,8 @@ def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
     return math.prod(shape(output)) * contracted
 
 
-def _operand_shape(node: ir.Node, survey: Survey, dead: Bools | None, position: int) -> tuple[int, ...]:
+def operand_shape(node: ir.Node, survey: Survey, dead: Bools | None, position: int) -> tuple[int, ...]:
+    """Return the shape of an operand without the dead units."""
     operand, shape = survey.operands.get((key(node), position)), shapes(survey, dead)(name_of(node, position))
     return shape if operand is None or dead is None else operand.left(shape, dead)
 

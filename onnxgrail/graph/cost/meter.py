@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Block, Bools, Ints
 from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost.pairs import Pair, pairs_of
 from onnxgrail.graph.trace.survey import Holding, Survey
 
 Counted = Literal["params", "macs", "bytes"]
@@ -105,12 +106,35 @@ class Meter:
 def meter_of(model: ir.Model, survey: Survey, counted: Counted) -> Meter:
     """Return the meter of parameters, multiply-accumulates or bytes."""
     owner = counting.owners(survey)
-    return Meter(survey, _nodes(model, survey, owner) if counted == "macs" else _weights(survey, owner, counted))
+    parts = _nodes(model, survey, owner) if counted == "macs" else _weights(survey, owner, counted)
+    return Meter(survey, [*parts, *(_whole(pair, survey, owner, counted) for pair in pairs_of(model, survey))])
 
 
 def dead_of(survey: Survey, widths: Mapping[str, int]) -> Bools:
     """Return a mask of removed units that gives blocks these widths; units of one block cost the same."""
     return survey.dead(block.ids[widths.get(block.name, block.units) :] for block in survey.blocks)
+
+
+def gone(model: ir.Model, survey: Survey, widths: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return the parameters, multiply-accumulates and bytes that go at some widths."""
+    counted: tuple[Counted, ...] = ("params", "macs", "bytes")
+    meters = [meter_of(model, survey, each) for each in counted]
+    params, macs, size = (round(meter.saved(widths) - meter.saved({})) for meter in meters)
+    return params, macs, size
+
+
+def without_pairs(model: ir.Model, survey: Survey, widths: Mapping[str, int]) -> dict[str, int]:
+    """Return widths at which blocks between two convolutions are whole where one of them has fewer parameters."""
+    dead = dead_of(survey, widths)
+    units = {block.name: block.units for block in survey.blocks}
+    whole = {p.block for p in pairs_of(model, survey) if p.block in widths and p.more(survey, "params", dead) >= 0}
+    return {name: units[name] if name in whole else width for name, width in widths.items()}
+
+
+def _whole(pair: Pair, survey: Survey, owner: Ints, counted: Counted) -> Part:
+    """Return what is saved where one convolution stays in the place of two."""
+    units = [*counting.units_of(pair.first, survey), *counting.units_of(pair.second, survey)]
+    return Part(tuple(sorted(counting.owned(owner, units))), lambda dead: max(pair.more(survey, counted, dead), 0))
 
 
 def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[Part]:

@@ -15,12 +15,14 @@ import onnx_ir as ir
 
 from onnxgrail.core import Floats, Kind, Refusal
 from onnxgrail.graph import slots
+from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.rotate.bridges import bridge, follow, refusal, walls_of
+from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, tables_of
 from onnxgrail.graph.rotate.heads import products_of, rotate_heads
 from onnxgrail.graph.rotate.inside import Inside, insides_of
 from onnxgrail.graph.rotate.layers import Slot
@@ -28,7 +30,6 @@ from onnxgrail.graph.rotate.marked import MARK, PLAIN
 from onnxgrail.graph.rotate.norms import Norm, norms_of
 from onnxgrail.graph.rotate.scaled import fold_scales
 from onnxgrail.graph.rotate.streams import Stream, streams_of
-from onnxgrail.graph.rotate.tables import bridged, tables_of
 from onnxgrail.graph.rotate.unfused import separate
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of
 
@@ -44,7 +45,7 @@ class Rotatable:
             them.
         facts: of the copy.
         streams: by name; tables have no normalizations.
-        heads: channels inside heads, by name.
+        heads: channels inside heads, and between the two parts of convolutions, by name.
         refusals: why the basis of other streams and heads stays.
     """
 
@@ -73,7 +74,7 @@ def rotatable(
     Args:
         model: the graph; it is not changed.
         facts: shapes and values.
-        kinds: with some of `stream`, `embedding` (for tables), `qk` and `vo`.
+        kinds: with some of `stream`, `embedding` (for tables), `rank` (for convolutions), `qk` and `vo`.
         only: names of the bases that are wanted; None for all.
     """
 
@@ -85,18 +86,22 @@ def rotatable(
         found = replace(_found(model, facts, wanted, apart=False), refusals=found.refusals)
     insides, refusals = insides_of(found.model, found.facts, kinds)
     heads = {inside.name: inside for inside in insides if only is None or inside.name in only}
-    return replace(found, heads=heads, refusals=(*found.refusals, *refusals))
+    return replace(found, heads={**found.heads, **heads}, refusals=(*found.refusals, *refusals))
 
 
 def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *, apart: bool) -> Rotatable:
     """Find the streams, with fused sums separated or not: of a stream that keeps its basis, they stay fused."""
     model = copy(model)
     chosen: dict[str, Stream] = {}
+    pairs: dict[str, Inside] = {}
     with names_kept(model.graph):
         facts = separate(model, facts) if apart else facts
         for name, table in tables_of(model, facts).items():
             if wanted("embedding", name):
                 facts, chosen[name] = bridged(model, facts, table)
+        for conv in convolutions(model, facts):
+            if wanted("rank", name_of(conv, 1)):
+                facts, pairs[name_of(conv, 1)] = divided(model, facts, conv)
         every = streams_of(model, facts, norms_of(model, facts))
         folded = fold_scales(model.graph, every, facts) if apart else None
         if folded is not None:
@@ -111,9 +116,8 @@ def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *
         if walls:
             streams = [s for s in streams_of(model, facts, norms_of(model, facts)) if s.name in names]
     chosen |= {stream.name: stream for stream in streams}
-    return Rotatable(
-        model=model, facts=facts, streams=chosen, refusals=tuple(w for w in whys.values() if w is not None)
-    )
+    refusals = tuple(why for why in whys.values() if why is not None)
+    return Rotatable(model=model, facts=facts, streams=chosen, heads=pairs, refusals=refusals)
 
 
 def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
@@ -121,8 +125,9 @@ def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
 
     Args:
         found: the streams and heads.
-        bases: stream name -> (width, width) orthogonal matrix; its columns are the new channels. For channels inside
-            heads, (groups, width, width) invertible matrices, or (units,) an order of what is picked.
+        bases: stream name -> (width, width) orthogonal matrix; its columns are the new channels. For channels between
+            the parts of convolutions, a (width, width) invertible matrix; for those inside heads, (groups, width,
+            width) such matrices, or (units,) an order of what is picked.
     """
     graph = found.model.graph
     with names_kept(graph):
@@ -130,7 +135,8 @@ def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
             _rotate(graph, stream, found.facts, bases[name])
         captured = {name for node in graph for name in captures(node)}
         for name, inside in found.heads.items():
-            rotate_heads(graph, inside, bases[name], found.facts, captured)
+            basis = bases[name]
+            rotate_heads(graph, inside, basis[None] if inside.kind == "rank" else basis, found.facts, captured)
     return found.model
 
 

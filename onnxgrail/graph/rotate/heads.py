@@ -30,7 +30,8 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         facts: of the graph.
         captured: names that bodies of nodes read.
     """
-    inside.node.metadata_props.update({MARK: inside.name, INSIDE: inside.kind})
+    if inside.kind != "rank":
+        inside.node.metadata_props.update({MARK: inside.name, INSIDE: inside.kind})
     if inside.units is not None:
         first = [inside.units.tolist().index(unit) for unit in basis.astype(int).tolist()]
         inside.node.metadata_props[ORDER] = ",".join(map(str, first))

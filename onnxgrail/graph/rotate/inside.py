@@ -71,9 +71,11 @@ class Part:
 class Inside:
     """Channels inside the heads of one attention; heads that share keys and values are one group with one basis.
 
+    The channels between the two parts of a convolution are like those of a single head.
+
     Attributes:
         name: of the rotation.
-        kind: `qk` or `vo`.
+        kind: `qk`, `vo` or `rank`.
         node: the product that reads the channels.
         groups, width: number of groups, and of channels in a head.
         parts: constants in the basis.
@@ -98,12 +100,13 @@ class Inside:
         """Return the bases that change nothing, or the order of the units as they are."""
         if self.units is not None:
             return np.unique(self.units).astype(np.float64)
-        return np.tile(np.eye(self.width), (self.groups, 1, 1))
+        same = np.eye(self.width)
+        return same if self.kind == "rank" else np.tile(same, (self.groups, 1, 1))
 
     @property
     def measured(self) -> list[Part]:
         """Return the parts with sources that tell the basis: what makes queries and keys last, what reads values."""
-        if self.kind == "vo":
+        if self.kind != "qk":
             return [part for part in self.parts if part.inverse]
         last = {part.inverse: part for part in self.parts}
         return [last[False], last[True]]

@@ -41,7 +41,7 @@ class Slot:
 def writing(node: ir.Node, axis: int, facts: Facts) -> list[Slot] | None:
     """Return the operands that make the channels of a node's output; None if these are no linear map of its input."""
     shape = facts.shapes[node.outputs[0].name or ""]
-    weight = _weight(node, facts)
+    weight = weight_of(node, facts)
     if weight is None:
         return None
     rank = len(facts.shapes[weight.name or ""])
@@ -61,7 +61,7 @@ def writing(node: ir.Node, axis: int, facts: Facts) -> list[Slot] | None:
 
 def reading(node: ir.Node, operand: int, axis: int, norm: Norm | None, facts: Facts) -> Slot | None:
     """Return the weight that contracts the channels of a node's input; None if the node is no linear map of them."""
-    weight = _weight(node, facts)
+    weight = weight_of(node, facts)
     if weight is None or operand != 0:
         return None
     shape, rank = facts.shapes[node.inputs[0].name or ""], len(facts.shapes[weight.name or ""])  # type: ignore[union-attr]
@@ -76,7 +76,7 @@ def reading(node: ir.Node, operand: int, axis: int, norm: Norm | None, facts: Fa
     return Slot(node=node, operand=1, axis=at, norm=norm, reads=True)
 
 
-def _weight(node: ir.Node, facts: Facts) -> ir.Value | None:
+def weight_of(node: ir.Node, facts: Facts) -> ir.Value | None:
     """Return the constant float weight of a matrix product or a convolution without groups."""
     known = node.op_type in ("MatMul", "Gemm", "Conv") and node.domain in ("", "ai.onnx")
     if not known or integer(node, "transA") or integer(node, "group", 1) != 1:

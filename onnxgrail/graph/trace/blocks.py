@@ -176,7 +176,7 @@ def _ranked(flow: Flow) -> dict[int, str]:
 
 def _kind(roots: Ints, kinds: dict[int, set[Kind]]) -> Kind:
     found = set().union(*(kinds.get(r, set()) for r in roots.tolist()))
-    return next((k for k in ("heads", "vo", "qk", "stream", "conv") if k in found), "mlp")
+    return next((k for k in ("heads", "vo", "qk", "stream", "rank", "conv") if k in found), "mlp")
 
 
 def _block(

@@ -15,6 +15,7 @@ from onnxgrail.allocation.ladders import Cost, Ideal, Widths
 from onnxgrail.allocation.losses import Search, tells
 from onnxgrail.allocation.measures import Measure
 from onnxgrail.core import Floats
+from onnxgrail.graph.cost.meter import without_pairs
 from onnxgrail.graph.io.model_file import HEAVY
 from onnxgrail.narrowing.searching import task_of
 from onnxgrail.search.bits import cost_of
@@ -44,11 +45,13 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
     ladders = search.ladders
 
     def widths(ideal: Ideal) -> Widths:
-        return balanced(ladders, ideal, cost, limit, strict=False).widths
+        found = balanced(ladders, ideal, cost, limit, strict=False).widths
+        return without_pairs(search.prepared.model, search.prepared.survey, found)
 
     even = schedules.uniform(ladders)
     shares = widths(even)
-    share = 1 - float(np.mean([shares[one.name] / one.units for one in ladders]))
+    lost = [1 - shares[one.name] / one.units for one in ladders if shares[one.name] < one.units]
+    share = float(np.mean(lost or [0.0]))
     task = task_of(search, cost, Near(share=share))
     parts = parts_of(search.prepared) if task.judged else None
     path = schedule_near(task, parts)

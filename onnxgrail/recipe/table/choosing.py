@@ -100,7 +100,8 @@ REMOVE = (
         some_of(KINDS, "KINDS"),
         "Kinds of blocks to narrow: conv, mlp, heads, qk and vo (channels inside heads, of queries and keys and of "
         "values; used if heads is left out), stream (the channels that residual connections share), embedding (the "
-        "channels of a table, with a matrix after the lookup; for sizes in parameters or bytes).",
+        "channels of a table, with a matrix after the lookup; for sizes in parameters or bytes), rank (the channels "
+        "between a convolution and one of a single tap, which become two where that costs less).",
         commands=NARROWING,
     ),
     Option("include", PATTERN, "Narrow only blocks whose name or nodes match.", commands=NARROWING),

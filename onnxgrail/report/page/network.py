@@ -17,6 +17,7 @@ KINDS = {
     "vo": ("values", "channel"),
     "stream": ("residual stream", "channel"),
     "embedding": ("embedding", "channel"),
+    "rank": ("low rank", "channel"),
 }
 END = 2**62
 ROLES = {"producer": "made by", "passenger": "carried by", "consumer": "read by"}

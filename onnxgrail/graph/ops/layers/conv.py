@@ -11,6 +11,7 @@ from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.ops.layers.contraction import BIAS, contracted
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.rotate.marked import RANK
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
@@ -68,6 +69,8 @@ def _dense(site: Site, fed: Ints | None) -> Ints:
     produced = site.weight(1, outward)
     site.carry(1, Mark((outward,), produced), "producer")
     site.kind(np.concatenate([consumed, produced]), "conv")
+    if RANK in site.node.metadata_props:
+        site.rank(consumed, "rank", site.node.metadata_props[RANK])
     return produced
 
 
