@@ -102,3 +102,8 @@ class Recipe:
     def wants_size(self) -> bool:
         """Return True if the size of the file decides how much is removed."""
         return self.target_size is not None or (self.max_loss is not None and self.minimize == "size")
+
+    @property
+    def wants_latency(self) -> bool:
+        """Return True if time on this machine decides how much is removed."""
+        return self.target_latency is not None or (self.max_loss is not None and self.minimize == "latency")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -67,7 +67,8 @@ class Found:
         next_limit, next_cost: a larger loss, and the cost that a candidate had with it, or that is predicted for it;
             None if there is neither.
         cheapest: the smallest step: block, width, units; None if no block has a step.
-        half: weights that have 16 bits in all candidates, where `--quantize` gives 8 to the others.
+        spared: weights with more bits in all candidates than `--quantize` gives, with the reason: 16 where it gives 8,
+            or 8 that a runtime converts.
     """
 
     limit: float
@@ -80,7 +81,7 @@ class Found:
     next_limit: float | None = None
     next_cost: float | None = None
     cheapest: tuple[str, int, int] | None = None
-    half: tuple[str, ...] = ()
+    spared: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def loss(self) -> Judged | None:
@@ -98,7 +99,7 @@ def found_of(entry: Mapping[str, Any]) -> Found:
     tried = tuple(Candidate(**{**row, "loss": judged_of(row["loss"])}) for row in entry["tried"])
     cheapest = entry["cheapest"]
     cheapest = None if cheapest is None else tuple(cheapest)
-    return Found(**{**entry, "tried": tried, "cheapest": cheapest, "half": tuple(entry.get("half", ()))})
+    return Found(**{**entry, "tried": tried, "cheapest": cheapest})
 
 
 def rounded_up(loss: float) -> float:

@@ -46,7 +46,7 @@ def quantised_by_tool(
     """
     recipe = job.recipe
     with _trials(prepared, slim, job) as trials:
-        made = in_form(prepared, slim, recipe, None if found is None else found.half, trials)
+        made = in_form(prepared, slim, recipe, None if found is None else found.spared, trials)
     old, new = opset_of(slim), opset_of(made.model)
     changed = f"opset {old} has no scales per channel: the model was converted to opset {new}"
     return made.model, {

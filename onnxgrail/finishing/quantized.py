@@ -21,6 +21,7 @@ from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.rounding import rounded
+from onnxgrail.narrowing.bits.speed import slow_weights
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
 from onnxgrail.search.candidates import loss_of
@@ -86,7 +87,10 @@ def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Jo
     """Store the weights of matrices in a few bits; return the model and its part of the report entry."""
     size = decision.allocation.block_size or job.recipe.block_size
     job = dataclasses.replace(job.alone(), recipe=dataclasses.replace(job.recipe, block_size=size))
-    made = rounded(prepared, slim, decision.ledger, job, decision.allocation.bits)
+    slow, unmeasured = slow_weights(prepared, slim, job, "after narrowing")
+    found = decision.allocation.found
+    spared = {**({} if found is None else found.spared), **slow}
+    made = rounded(prepared, slim, decision.ledger, job, decision.allocation.bits, spared)
     return made.model, {
         "samples": 0 if prepared.batches.synthetic else prepared.batches.samples,
         "symmetric": job.recipe.symmetric or job.recipe.target == "tensorrt",
@@ -97,8 +101,18 @@ def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Jo
         "ops": quantize.added(slim, made.model),
         "bytes_before": written_bytes(slim),
         "bytes_after": written_bytes(made.model),
-        "notes": made.notes(),
+        "notes": [*made.notes(), *filter(None, (unmeasured, _slower(spared)))],
     }
+
+
+def _slower(spared: Mapping[str, str]) -> str:
+    """Return a note on weights that compute in float; empty if there are none."""
+    if not spared:
+        return ""
+    count = "1 weight is" if len(spared) == 1 else f"{len(spared)} weights are"
+    return (
+        f"{count} slower in few bits on this machine, so layers compute in float; --minimize size has few bits for all"
+    )
 
 
 def _little(model: ir.Model, entry: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -73,14 +73,14 @@ def _settled(run: Run, blocks: Sequence[Block]) -> Ledger:
     return run.ledger
 
 
-def task_of(search: Search, cost: Cost, near: Near, half: Collection[str] = ()) -> Task:
+def task_of(search: Search, cost: Cost, near: Near, spared: Mapping[str, str] | None = None) -> Task:
     """Return the search for widths that lose little for their cost.
 
     Args:
         search: the blocks; statistics of parts of its data are measured once if they serve to decide the blocks.
         cost: of the model at given widths.
         near: where losses matter.
-        half: weights that have 16 bits in all candidates.
+        spared: weights that have more bits in all candidates, see `Found`.
     """
     prepared, recipe, blocks = search.prepared, search.recipe, search.blocks
     parts = serves_twice(prepared, recipe, NO_FILES, blocks) and PARTS * sum(map(size_of, blocks)) <= TOGETHER
@@ -112,7 +112,7 @@ def task_of(search: Search, cost: Cost, near: Near, half: Collection[str] = ()) 
         minimize=recipe.minimize,
         near=near,
         decide=unfitted if recipe.compensate == BEST else None,
-        rounded=functools.partial(in_few_bits, recipe=recipe, half=half) if few else None,
+        rounded=functools.partial(in_few_bits, recipe=recipe, spared=spared or {}) if few else None,
     )
 
 

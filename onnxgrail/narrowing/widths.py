@@ -17,8 +17,9 @@ from onnxgrail.calibration.stream.dense import Dense
 from onnxgrail.core import Block
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec
-from onnxgrail.narrowing.bits.halves import halves_of
+from onnxgrail.narrowing.bits.halves import MANY, halves_of
 from onnxgrail.narrowing.bits.measuring import measuring
+from onnxgrail.narrowing.bits.speed import slow_weights
 from onnxgrail.narrowing.choosing import key
 from onnxgrail.narrowing.searching import dense_of, limit_of, narrow_of, serves_twice, task_of
 from onnxgrail.search.bits import cost_of, split
@@ -84,9 +85,10 @@ def _searched(search: Search) -> Allocation:
     note = ""
     if recipe.minimize == "latency":
         cost, note = latency_of(prepared, blocks, search.job.alone())
-    half = halves_of(prepared, recipe)
-    widths, found = within(task_of(search, cost, limit_of(recipe), half))
+    slow, _ = slow_weights(prepared, prepared.model, search.job, "before narrowing")
+    spared = {**dict.fromkeys(halves_of(prepared, recipe), MANY), **slow}
+    widths, found = within(task_of(search, cost, limit_of(recipe), spared))
     widths, bits = split(widths)
-    found = dataclasses.replace(found, half=half)
+    found = dataclasses.replace(found, spared=spared)
     done = at_widths(prepared, blocks, recipe, widths, widths)
     return dataclasses.replace(done, used="search", found=found, note=note, bits=bits)

@@ -27,6 +27,7 @@ LEAST = 16  # weights of the smallest block
 TABLE = 8  # bits of tables: four would cost more than in matrices, since no sum averages their errors
 HEAD = 0.02  # most of the numbers in matrices that a matrix before an output may hold to get 8 bits
 NONE: Mapping[str, int] = MappingProxyType({})
+NOWHERE: Mapping[str, str] = MappingProxyType({})
 TYPES = (np.float32, np.float16)  # that the kernels compute in
 INSIDE = "its layers lie inside the body of this {}, where weights keep their bits"
 SMALLER = "it would not get smaller"
@@ -94,7 +95,9 @@ def by_channel(model: ir.Model, recipe: Recipe) -> bool:
     return recipe.qdq and opset_of(model) < OPSET
 
 
-def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, int] = NONE) -> Plan:
+def plan_of(
+    model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, int] = NONE, spared: Mapping[str, str] = NOWHERE
+) -> Plan:
     """Choose the matrices and tables that get smaller.
 
     Args:
@@ -103,6 +106,7 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
         recipe: kind, form, block size and symmetry.
         bits: by weight, `FLOAT` for those that keep their numbers; a weight without bits has the fewest of these. If
             there are none, the kind of quantization says how many bits all have, but for small heads.
+        spared: the reason why a weight is left out, by its name before narrowing.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
@@ -127,6 +131,7 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
         if channels or (bits and grid is None):  # a size counts on every weight, whatever its width
             grid = _channels(array, recipe, few)
         why = next((left[node] for node in matrix.nodes if node in left), "") or _why(array, grid)
+        why = why or spared.get(origin(matrix.weight), "")
         if why or grid is None or stored_bytes(matrix.inputs, matrix.outputs, grid) >= array.nbytes:
             left |= {node: left.get(node, why or SMALLER) for node in matrix.nodes}
             continue
@@ -136,7 +141,7 @@ def plan_of(model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, in
         array = table.array(model.graph)
         few = bits.get(origin(table.weight), least if bits else TABLE)
         grid = _of_rows(array, few) if recipe.qdq else _of_blocks(table, array, recipe, few)
-        why = _why(array.T, grid)
+        why = _why(array.T, grid) or spared.get(origin(table.weight), "")
         if why or grid is None or stored_table_bytes(len(array), array.shape[1], grid) >= array.nbytes:
             left |= dict.fromkeys((*table.lookups, *table.products), why or SMALLER)
             continue

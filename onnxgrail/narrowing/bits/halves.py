@@ -21,6 +21,7 @@ from onnxgrail.graph.io.model_file import weight_bytes
 JUDGED = 4, 16  # least and most samples
 READ = 2**25  # bytes of their inputs, if that allows the least number
 ROUNDING = 0.4  # share of `max_loss` that rounded weights may take of it before anything is narrowed
+MANY = "it needs 16 bits, or 8 would lose too much"
 
 Loss = Callable[[ir.Model], float]
 """Returns the mean loss of a model; infinity if ONNX Runtime does not run it."""

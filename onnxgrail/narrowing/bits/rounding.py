@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -14,7 +14,7 @@ from onnxgrail.calibration.quantize.form import as_judged
 from onnxgrail.calibration.quantize.light import light_of, storable
 from onnxgrail.core import Recipe, Refusal
 from onnxgrail.graph.bits.folded import HALF, Weight
-from onnxgrail.graph.bits.plan import FLOAT, NONE, SPARED, by_channel, plan_of
+from onnxgrail.graph.bits.plan import FLOAT, NONE, NOWHERE, SPARED, TABLE, by_channel, plan_of
 from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy
@@ -60,7 +60,7 @@ class Bits:
 
 
 def in_few_bits(
-    part: Prepared, slim: ir.Model, ledger: Ledger, bits: Mapping[str, int], recipe: Recipe, half: Collection[str]
+    part: Prepared, slim: ir.Model, ledger: Ledger, bits: Mapping[str, int], recipe: Recipe, spared: Mapping[str, str]
 ) -> ir.Model:
     """Return a candidate of a search as it is judged, in the bits of the recipe or of the search.
 
@@ -70,16 +70,23 @@ def in_few_bits(
         ledger: the decisions that narrowed it.
         bits: by weight, see `plan_of`.
         recipe: the options.
-        half: weights that have 16 bits.
+        spared: weights that have more bits, see `Found`.
     """
     if recipe.quantize not in ("none", *WEIGHTS):
-        return as_judged(part, slim, recipe, half)
+        return as_judged(part, slim, recipe, spared)
     if not bits and recipe.quantize == "none":
         return slim
-    return rounded(part, slim, ledger, Job(recipe=recipe), bits).model
+    return rounded(part, slim, ledger, Job(recipe=recipe), bits, spared).model
 
 
-def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: Mapping[str, int] = NONE) -> Bits:
+def rounded(
+    prepared: Prepared,
+    slim: ir.Model,
+    ledger: Ledger,
+    job: Job,
+    bits: Mapping[str, int] = NONE,
+    spared: Mapping[str, str] = NOWHERE,
+) -> Bits:
     """Return a copy of the narrowed model with its matrices in a few bits.
 
     Args:
@@ -88,6 +95,7 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
         ledger: the decisions that narrowed it.
         job: the run; it caches rounded stages.
         bits: by weight, see `plan_of`.
+        spared: weights that compute in float, with the reason; they have 8 bits that a runtime converts, if it can.
 
     Raises:
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
@@ -95,7 +103,7 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
     ports = between(prepared.model, slim)
     facts = observe(slim, fit(prepared.feed, ports), providers=job.recipe.providers)
     made = copy(slim)
-    plan = plan_of(made, facts, job.recipe, bits)
+    plan = plan_of(made, facts, job.recipe, bits, spared)
     walk = Walk(made, plan, job)
     with names_kept(made.graph):
         if not prepared.batches.synthetic:
@@ -104,8 +112,9 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
     declare(made, plan, job.recipe)
     old = by_channel(made, job.recipe)
     form = f"opset {opset_of(made)} has no blocks: matrices have 8 bits and a scale per output" if old else ""
+    bits = {**bits, **dict.fromkeys(spared, TABLE)}
     coded = [one for one in storable(made) if bits.get(one.origin, FLOAT) in one.forms()]  # no matrices in blocks
-    entries = (*walk.entries(), *(_entry(one, bits[one.origin]) for one in coded))
+    entries = (*walk.entries(), *(_entry(one, bits[one.origin], spared.get(one.origin, "")) for one in coded))
     names = {one.weight for one in entries} | {one.name for one in coded}
     left = [replace(one, reason=SPARED) if bits.get(one.value) == FLOAT else one for one in plan.left]
     if coded:
@@ -114,8 +123,9 @@ def rounded(prepared: Prepared, slim: ir.Model, ledger: Ledger, job: Job, bits: 
     return Bits(model=made, entries=entries, left=tuple(one for one in left if one.value not in names), form=form)
 
 
-def _entry(weight: Weight, bits: int) -> Entry:
-    """Return the report entry of a weight that a runtime converts when it loads the model."""
+def _entry(weight: Weight, bits: int, why: str) -> Entry:
+    """Return the report entry of a weight that a runtime converts when it loads the model, with a further reason."""
     together = math.prod(weight.array.shape[axis] for axis in weight.axes) if bits < HALF else 1
     nodes = tuple(node.name or key(node) for node, _ in weight.value.uses())
-    return Entry(weight=weight.origin, nodes=nodes, bits=bits, block_size=together, rounding="nearest", reason=CODED)
+    told = "; ".join(filter(None, (why, CODED)))
+    return Entry(weight=weight.origin, nodes=nodes, bits=bits, block_size=together, rounding="nearest", reason=told)
