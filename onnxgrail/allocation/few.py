@@ -16,7 +16,7 @@ from onnxgrail.calibration.quantize.light import storable
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.bits.folded import Codes
-from onnxgrail.graph.bits.plan import FLOAT, Form, Plan, plan_of
+from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.machine.amounts import target_of
@@ -70,7 +70,9 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     """
     model = prepared.model
     if recipe.target_size is not None and recipe.quantize in WEIGHTS:
-        return _rungs(model, [plan_of(model, prepared.survey.facts, recipe)]), ""
+        plan = plan_of(model, prepared.survey.facts, recipe)
+        coded = [rung for rung in _coded(model, plan.forms()) if rung.weight in plan.coded]
+        return _rungs(model, [plan]) + tuple(replace(rung, forms={TABLE: rung.forms[TABLE]}) for rung in coded), ""
     if not recipe.chooses_bits:
         return (), ""
     if is_quantised(model):

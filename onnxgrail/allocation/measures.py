@@ -14,7 +14,7 @@ from onnxgrail.calibration.quantize.light import blank, light_of
 from onnxgrail.calibration.runtime.latency import in_turn, single, times_of
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Block, Recipe
-from onnxgrail.graph.bits.plan import NONE, plan_of
+from onnxgrail.graph.bits.plan import NONE, TABLE, plan_of
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Meter, Size, dead_of, meter_of
@@ -116,7 +116,9 @@ def built(
         return counting.parameters(slim) - unused("params")
     mark(slim, recipe)
     if bits:
-        store_blank(slim, plan_of(slim, prepared.survey.facts, recipe, bits), recipe)
+        plan = plan_of(slim, prepared.survey.facts, recipe, bits)
+        store_blank(slim, plan, recipe)
+        bits = {**bits, **dict.fromkeys(plan.coded, TABLE)}
         slim = (light_of(slim, ()) if prepared.batches.synthetic else blank(slim)).with_bits(bits)
     return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim) - unused("bytes")
 

@@ -27,7 +27,7 @@ from onnxgrail.options import WEIGHTS
 from onnxgrail.search.candidates import loss_of
 
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
-NO_CONV = ("int8-dynamic", *WEIGHTS)  # kinds that leave convolutions in float
+NO_CONV = ("int8-dynamic",)  # kinds that leave convolutions in float
 
 
 def quantised(

@@ -92,5 +92,6 @@ def _numbers(form: Form | Codes, array: Array) -> Array:
     """Return the numbers of a weight in a form, rounded to nearest."""
     if isinstance(form, Codes):
         return form.numbers(array)
-    rounded = nearest(array.T if form.turned else array, form.grid).values().astype(array.dtype)
-    return rounded.T if form.turned else rounded
+    flat = array.reshape(len(array), -1)
+    rounded = nearest(flat.T if form.turned else flat, form.grid).values().astype(array.dtype)
+    return (rounded.T if form.turned else rounded).reshape(array.shape)

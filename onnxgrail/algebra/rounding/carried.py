@@ -37,7 +37,7 @@ def carried(weights: Floats, gram: Floats, grid: Grid) -> Rounded:
     codes = np.empty((inputs, outputs), np.uint8)
     scales, zeros = np.ones((2, grid.blocks(inputs), outputs))
     costs = 1.0 / np.square(np.diagonal(upper))
-    panel = PANEL if grid.size >= inputs else max(PANEL, grid.size)
+    panel = PANEL if grid.size >= inputs else max(1, PANEL // grid.size) * grid.size
     for first in range(0, inputs, panel):
         end = min(first + panel, inputs)
         errors = np.empty((end - first, outputs))

@@ -223,11 +223,13 @@ def added(graph: ir.Graph, array: Array, name: str) -> ir.Value:
 
 
 def is_folded(model: ir.Model) -> bool:
-    """Return True if a weight is a constant of 8 bits that a `Cast` turns into floats and a `Mul` scales."""
+    """Return True if a weight is a constant that a `Cast`, or a lookup, turns into floats and a `Mul` scales."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         codes = node.inputs[0] if node.op_type == "Cast" else None
         if codes is not None and codes.dtype in CODES and codes.is_initializer() and not codes.is_graph_input():
-            scaled = [use.node for use in node.outputs[0].uses() if use.node.op_type == "Mul"]
+            readers = [use.node for use in node.outputs[0].uses()]
+            readers += [use.node for one in readers if one.op_type == "Gather" for use in one.outputs[0].uses()]
+            scaled = [reader for reader in readers if reader.op_type == "Mul"]
             if any(v is not None and v.is_initializer() for one in scaled for v in one.inputs):
                 return True
     return False

@@ -15,6 +15,8 @@ from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.stored.packed import BYTE, packed_bits
 from onnxgrail.graph.trace.facts import key
 
+LEAST = 16  # weights of the smallest block
+
 
 def stored_bytes(inputs: int, outputs: int, grid: Grid) -> int:
     """Return the bytes of a matrix as `MatMulNBits` stores it."""

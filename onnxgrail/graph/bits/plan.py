@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -13,8 +14,9 @@ from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
 from onnxgrail.graph.bits.folded import origin
-from onnxgrail.graph.bits.matrices import stored_bytes, unpackable
+from onnxgrail.graph.bits.matrices import LEAST, stored_bytes, unpackable
 from onnxgrail.graph.bits.tables import stored_table_bytes
+from onnxgrail.graph.bits.unpacked import HARDLY, PAIRS_BYTES, UNEVEN, convolutions, saved, whole_blocks
 from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
 from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.flatten.inner import weights_inside
@@ -23,7 +25,6 @@ from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.options import WEIGHTS
 
 FLOAT = 32  # bits of a weight that keeps its numbers
-LEAST = 16  # weights of the smallest block
 TABLE = 8  # bits of tables: four would cost more than in matrices, since no sum averages their errors
 HEAD = 0.02  # most of the numbers in matrices that a matrix before an output may hold to get 8 bits
 NONE: Mapping[str, int] = MappingProxyType({})
@@ -41,7 +42,7 @@ class Form:
     Attributes:
         grid: of its numbers.
         padded: the last block is stored in full.
-        turned: its inputs are along the second axis.
+        turned: its inputs are along the second axis, and the axes after it.
     """
 
     grid: Grid
@@ -50,7 +51,7 @@ class Form:
 
     def bytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of a weight of this shape."""
-        inputs, outputs = reversed(shape) if self.turned else shape
+        inputs, outputs = (math.prod(shape[1:]), shape[0])[:: 1 if self.turned else -1]
         if self.padded:
             return stored_bytes(inputs, outputs, self.grid)
         return stored_table_bytes(outputs, inputs, self.grid)
@@ -58,20 +59,28 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plan:
-    """The matrices and tables to store in a few bits, each with its form, and the nodes that stay in float.
+    """The weights to store in a few bits.
 
-    `standard` is True for the form of standard operators.
+    Attributes:
+        matrices, tables: each with its form.
+        left: nodes that stay in float.
+        standard: True for the form of standard operators.
+        unpacked: convolutions in 4 bits that a runtime converts; coded: those in 8 bits, by their names before
+            narrowing, with the reason why they have more than others.
     """
 
     matrices: tuple[tuple[Matrix, Grid], ...]
     tables: tuple[tuple[Table, Grid], ...]
     left: tuple[Refusal, ...]
     standard: bool = False
+    unpacked: tuple[tuple[Matrix, Grid], ...] = ()
+    coded: Mapping[str, str] = field(default_factory=dict)
 
     def forms(self) -> dict[str, Form]:
         """Return the form of each weight."""
         matrices = {m.weight: Form(grid, padded=not self.standard, turned=m.turned) for m, grid in self.matrices}
-        return matrices | {t.weight: Form(grid, padded=False, turned=True) for t, grid in self.tables}
+        unpacked = {m.weight: Form(grid, padded=True, turned=True) for m, grid in self.unpacked}
+        return matrices | unpacked | {t.weight: Form(grid, padded=False, turned=True) for t, grid in self.tables}
 
 
 def check(model: ir.Model, recipe: Recipe) -> None:
@@ -147,8 +156,39 @@ def plan_of(
             continue
         rows.append((table, grid))
         _check_finite(array, table.weight)
-    refusals = _refusals(model, facts, left)
-    return Plan(matrices=tuple(chosen), tables=tuple(rows), left=refusals, standard=recipe.qdq)
+    unpacked, coded = _convolutions(model, recipe, bits, left)
+    return Plan(
+        matrices=tuple(chosen),
+        tables=tuple(rows),
+        left=_refusals(model, facts, left),
+        standard=recipe.qdq,
+        unpacked=tuple(unpacked),
+        coded=coded,
+    )
+
+
+def _convolutions(
+    model: ir.Model, recipe: Recipe, bits: Mapping[str, int], left: dict[ir.Node, str]
+) -> tuple[list[tuple[Matrix, Grid]], dict[str, str]]:
+    """Return the convolutions in 4 bits with their forms, and those in 8 bits with the reason, see `Plan`."""
+    unpacked, coded = list[tuple[Matrix, Grid]](), dict[str, str]()
+    for node, matrix, why in convolutions(model) if recipe.target != "tensorrt" else ():
+        name = node.inputs[1].name or "" if node.inputs[1] is not None else ""
+        few = bits.get(origin(name), FLOAT) if bits else WEIGHTS.get(recipe.quantize, FLOAT)
+        if few > TABLE:
+            continue
+        grid = whole_blocks(matrix, recipe.block_size) if matrix is not None and few < TABLE else None
+        small = matrix is not None and grid is not None and saved(matrix, grid) <= 0
+        coded[origin(name)] = "" if few == TABLE else why or (HARDLY if small else UNEVEN)
+        left[node] = SMALLER
+        if matrix is not None and grid is not None and not small:
+            unpacked.append((matrix, grid))
+            _check_finite(array_of(matrix, model.graph), name)
+    if sum(saved(*one) for one in unpacked) <= PAIRS_BYTES:
+        return [], coded | {origin(matrix.weight): HARDLY for matrix, _ in unpacked}
+    for matrix, _ in unpacked:
+        del coded[origin(matrix.weight)], left[matrix.nodes[0]]
+    return unpacked, coded
 
 
 def _small_heads(known: Mapping[ir.Node, Matrix]) -> set[str]:

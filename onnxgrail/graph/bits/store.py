@@ -11,6 +11,7 @@ from onnxgrail.graph.bits.dequantize import dequantize_matrix, dequantize_table
 from onnxgrail.graph.bits.matrices import pack
 from onnxgrail.graph.bits.plan import Plan
 from onnxgrail.graph.bits.tables import pack_table
+from onnxgrail.graph.bits.unpacked import unpack
 from onnxgrail.graph.fittable.matrices import Matrix
 from onnxgrail.graph.fittable.tables import Table
 from onnxgrail.graph.rewrite.unique import names_kept
@@ -19,8 +20,10 @@ TYPES_OF_FOUR_BITS = 10  # the IR version that has them
 
 
 def store(graph: ir.Graph, matrix: Matrix, rounded: Rounded, recipe: Recipe) -> None:
-    """Store a rounded matrix."""
-    if recipe.qdq:
+    """Store a rounded matrix or convolution."""
+    if matrix.nodes[0].op_type == "Conv":
+        unpack(graph, matrix, rounded)
+    elif recipe.qdq:
         dequantize_matrix(graph, matrix, rounded)
     else:
         pack(graph, matrix, rounded, recipe.accuracy_level)
@@ -38,7 +41,7 @@ def store_blank(model: ir.Model, plan: Plan, recipe: Recipe) -> None:
     """Store all weights of a plan without their numbers, to learn the size of the file."""
     graph = model.graph
     with names_kept(graph):
-        for matrix, grid in plan.matrices:
+        for matrix, grid in (*plan.matrices, *plan.unpacked):
             store(graph, matrix, _blank(matrix.inputs, matrix.outputs, grid), recipe)
         for table, grid in plan.tables:
             rows, columns = table.array(graph).shape

@@ -49,10 +49,10 @@ class Matrix:
 
 
 def array_of(matrix: Matrix, graph: ir.Graph) -> Array:
-    """Return the numbers of the matrix, (m, n)."""
+    """Return the numbers of the matrix, (m, n); the axes of a convolution after the first one are inputs."""
     tensor = graph.initializers[matrix.weight].const_value
     assert tensor is not None
-    array = tensor.numpy()
+    array = tensor.numpy().reshape(len(tensor.numpy()), -1)
     return array.T if matrix.turned else array
 
 

@@ -112,9 +112,10 @@ def rounded(
     declare(made, plan, job.recipe)
     old = by_channel(made, job.recipe)
     form = f"opset {opset_of(made)} has no blocks: matrices have 8 bits and a scale per output" if old else ""
-    bits = {**bits, **dict.fromkeys(spared, TABLE)}
+    whys = {**plan.coded, **spared}
+    bits = {**bits, **dict.fromkeys(whys, TABLE)}
     coded = [one for one in storable(made) if bits.get(one.origin, FLOAT) in one.forms()]  # no matrices in blocks
-    entries = (*walk.entries(), *(_entry(one, bits[one.origin], spared.get(one.origin, "")) for one in coded))
+    entries = (*walk.entries(), *(_entry(one, bits[one.origin], whys.get(one.origin, "")) for one in coded))
     names = {one.weight for one in entries} | {one.name for one in coded}
     left = [replace(one, reason=SPARED) if bits.get(one.value) == FLOAT else one for one in plan.left]
     if coded:

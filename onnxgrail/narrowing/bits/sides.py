@@ -105,7 +105,7 @@ def stages(slim: Prepared, recipe: Recipe, nodes: Container[str], parts: int) ->
         parts: number of parts of the rows.
     """
     limit = max(MEMORY, cache_bytes(recipe) * 3 // 2)
-    found = [c for c in consumers(slim.model, slim.survey) if c.window is None and c.node in nodes]
+    found = [c for c in consumers(slim.model, slim.survey) if c.node in nodes]
     nodes_in_order, facts = list(slim.model.graph), slim.survey.facts
     together = stages_of([_task(_with_bias(c, nodes_in_order[c.position], facts), facts) for c in found])
     return [stage for stage in together if stage.memory(parts) <= limit]
@@ -113,7 +113,8 @@ def stages(slim: Prepared, recipe: Recipe, nodes: Container[str], parts: int) ->
 
 def _with_bias(consumer: Consumer, node: ir.Node, facts: Facts) -> Consumer:
     """Return a layer that is compared after the bias is added: narrowing may have changed the bias."""
-    last, bias = biased(node.outputs[0], facts, facts.shapes[consumer.value][consumer.outward], conv=False)
+    conv = consumer.window is not None
+    last, bias = biased(node.outputs[0], facts, facts.shapes[consumer.value][consumer.outward], conv=conv)
     if consumer.total or consumer.inner or bias is None:
         return consumer
     return replace(consumer, output=last.name or "", bias=bias)

@@ -35,12 +35,13 @@ class Walk:
 
     def __init__(self, made: ir.Model, plan: Plan, job: Job) -> None:
         self._made, self._plan, self._job = made, plan, job
-        self._by_node = {key(node): (matrix, grid) for matrix, grid in plan.matrices for node in matrix.nodes}
+        self._matrices = (*plan.matrices, *plan.unpacked)
+        self._by_node = {key(node): (matrix, grid) for matrix, grid in self._matrices for node in matrix.nodes}
         self._entries: dict[str, Entry] = {}
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the entries of all matrices and tables."""
-        names = [matrix.weight for matrix, _ in self._plan.matrices] + [table.weight for table, _ in self._plan.tables]
+        names = [matrix.weight for matrix, _ in self._matrices] + [table.weight for table, _ in self._plan.tables]
         return tuple(self._entries[name] for name in names)
 
     def carry(self, prepared: Prepared, slim: Prepared, ledger: Ledger) -> None:
@@ -62,7 +63,7 @@ class Walk:
     def rest(self, why: str) -> None:
         """Round all other matrices to nearest, for the given reason, and all tables."""
         graph, recipe = self._made.graph, self._job.recipe
-        for matrix, grid in self._plan.matrices:
+        for matrix, grid in self._matrices:
             if matrix.weight not in self._entries:
                 self._entries[matrix.weight] = nearest_matrix(graph, matrix, grid, recipe, why)
         for table, grid in self._plan.tables:
@@ -93,9 +94,9 @@ class Walk:
         rounding = "carried" if one.after < one.before else "nearest"
         said = entry(matrix.weight, matrix.nodes, grid, rounding, (one.before, one.after))
         self._store(matrix, one.rounded, said)
-        dtype = slim.survey.facts.dtypes[consumer.value]
+        facts = slim.survey.facts
         array = one.rounded.values() if consumer.inward == 0 else one.rounded.values().T
-        array = np.ascontiguousarray(array.astype(dtype))
+        array = np.ascontiguousarray(array.reshape(facts.shapes[consumer.value]).astype(facts.dtypes[consumer.value]))
         array = shelved(array) if in_files(slim.model) else array
         return replace(now, arrays={**now.arrays, consumer.param: array}, shifts={**now.shifts, **shifts})
 

@@ -109,8 +109,8 @@ OUTPUT = (
         "quantize",
         one_of("none", "int8", "int8-dynamic", "int8-weights", "int4", "fp16"),
         "As the last step, quantize: weights to 8 bits, and layers compute in 8 bits where this machine is faster then "
-        "(int8), int8 with ranges found at run time (int8-dynamic), only weights of matrices in 8 or 4 bits "
-        "(int8-weights, int4; with --minimize latency, only where that is not slower here), or half precision (fp16).",
+        "(int8), int8 with ranges found at run time (int8-dynamic), only weights of matrices and convolutions in 8 or "
+        "4 bits (int8-weights, int4; with --minimize latency, in forms not slower here), or half precision (fp16).",
     ),
     Option(
         "block_size",

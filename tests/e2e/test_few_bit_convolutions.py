@@ -1,0 +1,229 @@
+"""`--quantize int4` and `int8-weights`: weights of convolutions that a runtime converts when it loads the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+import onnxgrail
+from onnxgrail import models
+from onnxgrail.algebra.rounding.grid import nearest
+from onnxgrail.calibration.quantize import is_quantised
+from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
+from onnxgrail.core import Array, Grid
+from onnxgrail.graph.bits.unpacked import convolutions, unpack
+from onnxgrail.graph.io.model_file import load, save
+from onnxgrail.graph.io.serial import to_bytes
+from tests.tiny import tiny
+
+from .test_few_bits import goes_on
+
+RNG = np.random.default_rng(3)
+WHOLE: dict[str, Any] = {"ratio": 0, "quantize": "int4", "held_out": 0, "force": True, "check": False}
+BODY = """
+    a = Conv<pads = [1, 1, 1, 1]>(x, w0, b0)
+    b = Relu(a)
+    c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(b, w1, b1)
+    d = Relu(c)
+    e = Conv<group = 32>(d, w2)
+    f = Conv(e, w3)
+    g = Relu(f)
+    y = ConvTranspose(g, w4)
+"""
+WEIGHTS: dict[str, Any] = {
+    "w0": (32, 3, 3, 3), "b0": (32,), "w1": (32, 32, 3, 3), "b1": (32,), "w2": (32, 1, 5, 5), "w3": (64, 32, 1, 1),
+    "w4": (64, 4, 2, 2),
+}  # fmt: skip
+SIGNATURE = "float[N,3,16,16] x => float[N,4,5,5] y"
+
+
+def images(count: int, channels: int = 3, size: int = 16, seed: int = 0) -> dict[str, Array]:
+    """Smooth images, whose neighboring pixels are alike."""
+    array = np.random.default_rng(seed).normal(size=(count, channels, size, size))
+    for axis in (1, 2, 3):
+        array = array + np.roll(array, 1, axis=axis)
+    return {"x": array.astype(np.float32)}
+
+
+FEED, FRESH = images(96), images(64, seed=1)
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("net") / "c.onnx"
+    onnx.save(ir.to_proto(tiny(SIGNATURE, BODY, WEIGHTS, recorded=False)), path)
+    return path
+
+
+def small(path: Path, out: str, **choices: Any) -> tuple[Path, dict[str, Any]]:
+    target = path.with_name(out)
+    return target, onnxgrail.compress(path, target, **{**WHOLE, "data": FEED, **choices}).report.data
+
+
+def run(path: Path, feed: Any) -> Array:
+    return np.asarray(ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, feed)[0], np.float64)
+
+
+def lost(path: Path, dense: Path, feed: Any = FRESH) -> float:
+    wanted, found = run(dense, feed), run(path, feed)
+    return float(np.square(found - wanted).sum() / np.square(wanted).sum())
+
+
+def entries_of(report: dict[str, Any]) -> dict[str, tuple[int, int, str]]:
+    return {m["weight"]: (m["bits"], m["block_size"], m["rounding"]) for m in report["quantization"]["matrices"]}
+
+
+@pytest.mark.parametrize("size", [16, 24, 64])
+@pytest.mark.parametrize(("opset", "ir_version"), [(9, 4), (13, 7), (21, 10)])
+def test_a_runtime_reads_the_rounded_numbers(size: int, opset: int, ir_version: int, tmp_path: Path) -> None:
+    body = "h = Conv(x, v)\ny = Conv<pads = [1, 1, 1, 1]>(h, w)"
+    weights: dict[str, Any] = {"v": (64, 3, 1, 1), "w": (24, 64, 3, 3)}
+    signature = "float[N,3,6,6] x => float[N,24,6,6] y"
+    model = tiny(signature, body, weights, opset=opset, ir_version=ir_version)
+    ((_, _, why), (_, matrix, none)) = convolutions(model)
+    assert (bool(why), bool(none)) == (True, False)
+    assert matrix is not None
+    tensor = model.graph.initializers["w"].const_value
+    assert tensor is not None
+    found = nearest(tensor.numpy().reshape(24, -1).T, Grid(bits=4, size=size, symmetric=True))
+    unpack(model.graph, matrix, found)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    name = matrix.nodes[0].inputs[1].name or "" if matrix.nodes[0].inputs[1] is not None else ""
+    with open_session(to_bytes(model, outputs=[name]), Setup()) as session:
+        numbers = session.run({"x": images(2, size=6)["x"]})[name]
+    np.testing.assert_array_equal(numbers, found.values().T.reshape(24, 64, 3, 3).astype(np.float32))
+    save(model, tmp_path / "m.onnx")
+    write_optimised(tmp_path / "m.onnx", tmp_path / "o.onnx", Setup())
+    ops = Counter(node.op_type for node in load((tmp_path / "o.onnx").read_bytes()).graph)
+    assert ops["Conv"] == 2
+    assert ops.keys() <= {"Conv", "ReorderInput", "ReorderOutput"}  # nothing is converted in a run
+    assert is_quantised(model)
+
+
+def test_every_kind_has_its_bits_and_its_reason(net: Path) -> None:
+    found, report = small(net, "four.onnx")
+    told = {m["weight"]: m["reason"].partition(";")[0] for m in report["quantization"]["matrices"]}
+    kinds = entries_of(report)
+    assert {name: kind[0] for name, kind in kinds.items()} == {"w0": 8, "w1": 4, "w2": 8, "w3": 4, "w4": 8}
+    assert (kinds["w1"], kinds["w3"]) == ((4, 32, "carried"), (4, 32, "carried"))
+    assert told["w0"] == "the first layer keeps more bits"
+    assert told["w2"] == "groups of channels keep more bits"
+    assert told["w4"] == "transposed convolutions keep more bits"
+    assert report["quantization"]["left"] == []
+    assert found.stat().st_size < 0.35 * net.stat().st_size
+    ops = Counter(node.op_type for node in onnx.load(found).graph.node)
+    assert (ops["Gather"], ops["DequantizeLinear"], ops["Conv"]) == (2, 0, 4)
+    assert [one.domain for one in onnx.load(found).opset_import] == [""]
+
+
+@pytest.mark.parametrize("qdq", [False, True])
+def test_eight_bits_for_all(qdq: bool, net: Path) -> None:
+    found, report = small(net, "eight.onnx", quantize="int8-weights", qdq=qdq)
+    assert {kind[0] for kind in entries_of(report).values()} == {8}
+    assert all("when it loads" in m["reason"] for m in report["quantization"]["matrices"])
+    assert lost(found, net) < 3e-4
+
+
+def test_carried_errors_beat_rounding_to_nearest(net: Path) -> None:
+    found, report = small(net, "carried.onnx")
+    plain, alone = small(net, "nearest.onnx", data=None, held_out=None)
+    assert entries_of(alone)["w1"][2] == "nearest"
+    assert lost(found, net) < 0.8 * lost(plain, net)
+    for entry in (m for m in report["quantization"]["matrices"] if m["bits"] == 4):
+        assert entry["after"] < 0.8 * entry["before"]
+
+
+@pytest.mark.parametrize("choices", [{}, {"ratio": 0.3}, {"target_size": "18%", "ratio": None}])
+def test_a_dry_run_predicts_the_file(choices: dict[str, Any], net: Path) -> None:
+    target, written = small(net, "dry.onnx", **choices)
+    size = target.stat().st_size
+    _, told = small(net, "dry.onnx", dry_run=True, **choices)
+    assert told["model"]["bytes_after"] == written["model"]["bytes_after"] == size
+    assert "target_size" not in choices or 0.15 * net.stat().st_size < size <= 0.18 * net.stat().st_size
+
+
+def test_the_same_run_gives_the_same_bytes_also_after_a_stop(
+    net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "a = Conv(x, w0)\nb = Conv(a, w1, b1)\nc = Conv(b, w3)\nd = Conv(c, w4)\ny = Conv(d, w5)"
+    weights = {"w0": (32, 3, 3, 3), "w1": (32, 32, 3, 3), "b1": (32,), "w3": (64, 32, 1, 1), "w4": (32, 64, 3, 3)}
+    model = tiny("float[N,3,16,16] x => float[N,4,10,10] y", body, {**weights, "w5": (4, 32, 1, 1)})
+    onnx.save(ir.to_proto(model), tmp_path / "s.onnx")
+    goes_on(partial(small, tmp_path / "s.onnx", "whole.onnx"), tmp_path / "kept", monkeypatch)
+
+
+def test_inputs_that_do_not_divide_into_blocks(tmp_path: Path) -> None:
+    body = "a = Conv(x, w0)\nb = Conv(a, w1)\ny = Conv(b, w2)"
+    weights = {"w0": (17, 3, 3, 3), "w1": (16, 17, 3, 3), "w2": (64, 16, 3, 3)}
+    onnx.save(ir.to_proto(tiny("float[N,3,16,16] x => float[N,64,10,10] y", body, weights)), tmp_path / "d.onnx")
+    found, report = small(tmp_path / "d.onnx", "d4.onnx")
+    assert {name: kind[:2] for name, kind in entries_of(report).items()} == {
+        "w0": (8, 27), "w1": (8, 153), "w2": (4, 24)
+    }  # fmt: skip
+    (why,) = (m["reason"] for m in report["quantization"]["matrices"] if m["weight"] == "w1")
+    assert why.startswith("its inputs do not divide into even blocks of 16 or more")
+    assert lost(found, tmp_path / "d.onnx") < 0.01
+
+
+def test_weights_that_stay_are_named(tmp_path: Path) -> None:
+    """A small weight would not get smaller; a weight of two layers has 8 bits."""
+    body = "a = Conv(x, tiny)\nb = Conv(a, w)\nc = Conv(b, w)\ny = Conv(c, v)"
+    weights = {"tiny": (16, 3, 1, 1), "w": (16, 16, 3, 3), "v": (4, 16, 3, 3)}
+    onnx.save(ir.to_proto(tiny("float[N,3,16,16] x => float[N,4,10,10] y", body, weights)), tmp_path / "t.onnx")
+    _, report = small(tmp_path / "t.onnx", "t4.onnx")
+    (left,) = (one for one in report["quantization"]["left"] if one["value"] == "tiny")
+    assert left["reason"] == "it would not get smaller"
+    (why,) = (m["reason"] for m in report["quantization"]["matrices"] if m["weight"] == "w")
+    assert why.startswith("its weight is no initializer that it alone reads")
+
+
+def test_numbers_along_a_row_of_pixels_are_no_bias(tmp_path: Path) -> None:
+    """As many as there are channels are added along the last axis, not to the channels."""
+    body = (
+        "a = Conv<pads = [1, 1, 1, 1]>(x, w0)\nb = Conv<pads = [1, 1, 1, 1]>(a, w1)\nc = Add(b, row)\ny = Conv(c, w3)"
+    )
+    row, feed = 50 * np.arange(32, dtype=np.float32), images(24, size=32)
+    weights = {"w0": (32, 3, 3, 3), "w1": (32, 32, 3, 3), "row": row, "w3": (64, 32, 1, 1)}
+    onnx.save(ir.to_proto(tiny("float[N,3,32,32] x => float[N,64,32,32] y", body, weights)), tmp_path / "r.onnx")
+    found, report = small(tmp_path / "r.onnx", "r4.onnx", data=feed)
+    (entry,) = (m for m in report["quantization"]["matrices"] if m["weight"] == "w1")
+    assert entry["rounding"] == "carried"
+    assert entry["after"] < 0.01
+    assert lost(found, tmp_path / "r.onnx", feed) < 0.01
+
+
+def test_openvino_runs_it(net: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    found, _ = small(net, "o.onnx")
+    compiled = openvino.Core().compile_model(str(found), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    wanted = run(found, FRESH)
+    assert np.square(compiled(FRESH)[0] - wanted).sum() < 1e-6 * np.square(wanted).sum()
+
+
+def test_a_quantized_file_is_not_quantized_again(net: Path) -> None:
+    found, _ = small(net, "again.onnx")
+    with pytest.raises(onnxgrail.OnnxGrailError, match="is quantized already"):
+        small(found, "twice.onnx")
+
+
+@pytest.mark.parametrize(("name", "share"), [("digits_resnet", 0.18), ("digits_vit", 0.22)])
+def test_four_bits_lose_at_most_one_held_out_image(name: str, share: float, tmp_path: Path) -> None:
+    digits, target = models.load(name), tmp_path / "d4.onnx"
+    report = onnxgrail.compress(digits.model, target, **{**WHOLE, "data": digits.calibration}).report.data
+    with np.load(digits.heldout) as held:
+        feed, labels = {"images": held["images"]}, held["labels"]
+    before, after = (int((run(path, feed).argmax(axis=1) == labels).sum()) for path in (Path(digits.model), target))
+    assert len(labels) == 400
+    assert after >= before - 1
+    assert target.stat().st_size < share * Path(digits.model).stat().st_size
+    entries = report["quantization"]["matrices"]
+    assert sum(entry["bits"] == 4 for entry in entries) >= len(entries) - 2
+    assert all(entry["after"] < 0.65 * entry["before"] for entry in entries if entry["bits"] == 4)
