@@ -50,7 +50,7 @@ class Rung:
 
     @property
     def coded(self) -> bool:
-        """Return True if a runtime converts the weight to float when it loads the model."""
+        """Return True if the weight has a scale per channel in its fewest bits, or none."""
         return isinstance(self.forms[self.least], Codes)
 
     def bytes(self, bits: int) -> int:
@@ -122,8 +122,12 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
 def _every(prepared: Prepared, recipe: Recipe) -> tuple[Rung, ...]:
     """Return all weights that may have fewer bits."""
     model = prepared.model
-    rungs = _rungs(model, [plan_of(model, prepared.survey.facts, recipe, {"": level}) for level in LEVELS])
-    return rungs + (_coded(model, {rung.weight for rung in rungs}) if recipe.target != "tensorrt" else ())
+    facts = prepared.survey.facts
+    rungs = _rungs(model, [plan_of(model, facts, recipe, {"": level}) for level in LEVELS])
+    coded = _coded(model, {rung.weight for rung in rungs}) if recipe.target != "tensorrt" else ()
+    four = plan_of(model, facts, recipe, {rung.weight: min(LEVELS) for rung in coded}).in_four() if coded else {}
+    more = {name: {form.grid.bits: form} for name, form in four.items()}
+    return rungs + tuple(replace(rung, forms={**rung.forms, **more.get(rung.weight, {})}) for rung in coded)
 
 
 def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:

@@ -81,8 +81,11 @@ def harms_of_bits(
         errors = [float(np.square(numbers - array, dtype=np.float64).sum()) / power for numbers in few.values()]
         least = rung.least
         loss, kind = trial(light().with_bits({rung.weight: least}) if rung.coded else with_numbers(rung, few[least]))
-        steep, left = 1 / POWERS.get(kind, 1.0), 1.0 if rung.coded else LEFT
-        losses = [loss * (left * error / errors[-1]) ** steep if errors[-1] > 0 else 0.0 for error in errors]
+        steep, left = 1 / POWERS.get(kind, 1.0), [1.0 if isinstance(f, Codes) else LEFT for f in rung.forms.values()]
+        shares = [
+            share * error / errors[-1] if errors[-1] > 0 else 0.0 for share, error in zip(left, errors, strict=True)
+        ]
+        losses = [loss * share**steep for share in shares]
         return Harm(step_of(rung.weight), FLOAT, kind, tuple(rung.forms), tuple(losses), tuple(errors))
 
     return [functools.partial(harm, rung) for rung in rungs]

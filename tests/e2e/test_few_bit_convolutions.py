@@ -200,6 +200,23 @@ def test_numbers_along_a_row_of_pixels_are_no_bias(tmp_path: Path) -> None:
     assert lost(found, tmp_path / "r.onnx", feed) < 0.01
 
 
+def test_a_size_gives_convolutions_four_bits_before_fewer_channels(tmp_path: Path) -> None:
+    """At 20 % of the bytes, 8 bits in all layers are not enough; 4 bits in some lose less than fewer channels."""
+    digits, target = models.load("digits_resnet"), tmp_path / "s.onnx"
+    given = {"data": digits.calibration, "target_size": "20%", "check": False}
+    report = onnxgrail.compress(digits.model, target, **given).report.data
+    assert target.stat().st_size == report["model"]["bytes_after"] <= 0.2 * Path(digits.model).stat().st_size
+    assert all(block["kept"] == block["units"] for block in report["blocks"])
+    bits = report["allocation"]["bits"]
+    assert {name: few for name, few in bits.items() if few < 32} == {
+        m["weight"]: m["bits"] for m in report["quantization"]["matrices"]
+    }
+    assert {4, 8} <= set(bits.values())
+    with np.load(digits.heldout) as held:
+        feed = {"images": held["images"]}
+    assert lost(target, Path(digits.model), feed) < 1e-3
+
+
 def test_openvino_runs_it(net: Path) -> None:
     openvino = pytest.importorskip("openvino")
     found, _ = small(net, "o.onnx")

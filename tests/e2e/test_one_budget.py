@@ -135,7 +135,7 @@ def test_convolutions_get_fewer_bits_before_fewer_channels(tmp_path: Path) -> No
     assert {8, 16} <= set(bits.values())
     entries = report["quantization"]["matrices"]
     assert {one["weight"]: one["bits"] for one in entries} == bits
-    assert {one["reason"] for one in entries if "conv" in one["weight"]} == {CODED}
+    assert {one["reason"] for one in entries if "conv" in one["weight"] and one["bits"] > 4} == {CODED}
     left = {one["value"]: one["reason"] for one in report["quantization"]["left"]}
     assert left.keys() == report["allocation"]["bits"].keys() - bits.keys()
     assert set(left.values()) <= {SPARED}
@@ -167,10 +167,12 @@ def test_a_loss_decides_bits_of_convolutions(only: dict[str, Any], tmp_path: Pat
     assert (narrowed(report) > 0) != bool(only)
 
 
-@pytest.mark.parametrize("size", ["26%", "28%", "30%", "35%"])
+@pytest.mark.parametrize("size", ["29%", "30%", "33%", "38%"])
 def test_biases_that_make_up_for_rounding_count(size: str, tmp_path: Path) -> None:
-    weights = {"u": (64, 3, 3, 3), "v": (64, 64, 3, 3), "w": (64, 8, 2, 2)}
-    body = "a = Conv(x, u)\nb = Relu(a)\nc = Conv(b, v)\nd = Relu(c)\ny = ConvTranspose <group: int = 4> (d, w)"
+    weights = {"u": (64, 3, 3, 3), "v": (64, 32, 3, 3), "w": (64, 8, 2, 2)}
+    body = (
+        "a = Conv(x, u)\nb = Relu(a)\nc = Conv<group = 2>(b, v)\nd = Relu(c)\ny = ConvTranspose <group: int = 4> (d, w)"
+    )
     onnx.save(ir.to_proto(tiny("float[N,3,8,8] x => float[N,32,5,5] y", body, weights)), tmp_path / "m.onnx")
     data = {"x": np.random.default_rng(0).normal(size=(32, 3, 8, 8)).astype(np.float32)}
     given: dict[str, Any] = {"data": data, "compensate": "grail", "held_out": 0}

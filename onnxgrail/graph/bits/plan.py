@@ -16,7 +16,7 @@ from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
 from onnxgrail.graph.bits.folded import origin
 from onnxgrail.graph.bits.matrices import LEAST, stored_bytes, unpackable
 from onnxgrail.graph.bits.tables import stored_table_bytes
-from onnxgrail.graph.bits.unpacked import HARDLY, PAIRS_BYTES, UNEVEN, convolutions, saved, whole_blocks
+from onnxgrail.graph.bits.unpacked import HARDLY, PAIRS_BYTES, UNEVEN, convolutions, node_bytes, saved, whole_blocks
 from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
 from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.flatten.inner import weights_inside
@@ -43,17 +43,19 @@ class Form:
         grid: of its numbers.
         padded: the last block is stored in full.
         turned: its inputs are along the second axis, and the axes after it.
+        more: bytes of the nodes that convert it.
     """
 
     grid: Grid
     padded: bool
     turned: bool
+    more: int = 0
 
     def bytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of a weight of this shape."""
         inputs, outputs = (math.prod(shape[1:]), shape[0])[:: 1 if self.turned else -1]
         if self.padded:
-            return stored_bytes(inputs, outputs, self.grid)
+            return stored_bytes(inputs, outputs, self.grid) + self.more
         return stored_table_bytes(outputs, inputs, self.grid)
 
 
@@ -79,8 +81,11 @@ class Plan:
     def forms(self) -> dict[str, Form]:
         """Return the form of each weight."""
         matrices = {m.weight: Form(grid, padded=not self.standard, turned=m.turned) for m, grid in self.matrices}
-        unpacked = {m.weight: Form(grid, padded=True, turned=True) for m, grid in self.unpacked}
-        return matrices | unpacked | {t.weight: Form(grid, padded=False, turned=True) for t, grid in self.tables}
+        return matrices | self.in_four() | {t.weight: Form(grid, padded=False, turned=True) for t, grid in self.tables}
+
+    def in_four(self) -> dict[str, Form]:
+        """Return the form of each convolution in 4 bits."""
+        return {m.weight: Form(grid, padded=True, turned=True, more=node_bytes(m)) for m, grid in self.unpacked}
 
 
 def check(model: ir.Model, recipe: Recipe) -> None:

@@ -64,9 +64,14 @@ def whole_blocks(matrix: Matrix, most: int) -> Grid | None:
     return Grid(bits=BITS, size=max(sizes), symmetric=True) if sizes else None
 
 
+def node_bytes(matrix: Matrix) -> int:
+    """Return the bytes of the nodes and tensors that convert a weight, without its numbers."""
+    return NODES + NAMES * len(matrix.weight)
+
+
 def saved(matrix: Matrix, grid: Grid) -> int:
     """Return the bytes that 4 bits save over 8."""
-    least = stored_bytes(matrix.inputs, matrix.outputs, grid) + NODES + NAMES * len(matrix.weight)
+    least = stored_bytes(matrix.inputs, matrix.outputs, grid) + node_bytes(matrix)
     return Codes(BYTE, (1,), matrix.weight).bytes((matrix.outputs, matrix.inputs)) - least
 
 

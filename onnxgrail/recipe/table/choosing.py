@@ -75,7 +75,7 @@ REMOVE = (
         "only_widths",
         FLAG,
         "For --target-size, or with --minimize size: all weights keep their bits. By default matrices and "
-        "tables get 8 or 4 bits, and convolutions 16 or 8, where that costs less loss per byte than narrowing.",
+        "tables get 8 or 4 bits, and convolutions 16, 8 or 4, where that costs less loss per byte than narrowing.",
         commands=NARROWING,
     ),
     Option(
