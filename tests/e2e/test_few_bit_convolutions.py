@@ -20,6 +20,7 @@ from onnxgrail.calibration.quantize import is_quantised
 from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
 from onnxgrail.core import Array, Grid
 from onnxgrail.graph.bits.unpacked import convolutions, unpack
+from onnxgrail.graph.fittable.matrices import array_of, matrices
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import tiny
@@ -106,6 +107,26 @@ def test_a_runtime_reads_the_rounded_numbers(size: int, opset: int, ir_version: 
     assert ops["Conv"] == 2
     assert ops.keys() <= {"Conv", "ReorderInput", "ReorderOutput"}  # nothing is converted in a run
     assert is_quantised(model)
+
+
+@pytest.mark.parametrize(
+    "body", ["y = MatMul(x, w)", "y = Gemm<transB = 1>(x, w)", "a = Identity(w)\ny = MatMul(x, a)"]
+)
+def test_a_matrix_has_the_same_numbers(body: str) -> None:
+    """For matrices whose kernel in 4 bits is slower; products may read them transposed."""
+    model = tiny("float[5,48] x => float[5,40] y", body, {"w": (40, 48) if "transB" in body else (48, 40)})
+    (matrix,) = set(matrices(model).values())
+    found = nearest(array_of(matrix, model.graph), Grid(bits=4, size=24, symmetric=True))
+    unpack(model.graph, matrix, found)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    name = matrix.nodes[0].inputs[1].name or "" if matrix.nodes[0].inputs[1] is not None else ""
+    x = np.random.default_rng(0).normal(size=(5, 48)).astype(np.float32)
+    with open_session(to_bytes(model, outputs=[name]), Setup()) as session:
+        results = session.run({"x": x})
+    numbers = results[name].T if "transB" in body else results[name]
+    np.testing.assert_array_equal(numbers, found.values().astype(np.float32))
+    np.testing.assert_allclose(results["y"], x @ numbers, atol=1e-4)
+    assert "w" not in model.graph.initializers
 
 
 def test_every_kind_has_its_bits_and_its_reason(net: Path) -> None:

@@ -47,7 +47,8 @@ def timed(monkeypatch: pytest.MonkeyPatch, few: Times) -> list[int]:
     """Give nodes of the float model 1 ms and those in few bits other times; return the numbers of nodes measured."""
     seen: list[int] = []
 
-    def times(models: Sequence[ir.Model], *_: Any) -> list[Mapping[str, float]]:
+    def times(models: Sequence[ir.Model], *_: Any, bare: bool) -> list[Mapping[str, float]]:
+        assert bare
         seen.append(sum(node.op_type.startswith("MatMulNBits") for node in models[1].graph))
         whole = {node.name or "": 1.0 for node in models[0].graph if node.op_type in PRODUCTS}
         return [whole, {node.name or "": few(node) for node in models[1].graph if node.op_type in (*PRODUCTS, "Add")}]
@@ -85,7 +86,10 @@ def test_what_is_slower_computes_in_float_and_is_named(wide: Path, monkeypatch: 
     assert all("when it loads the model" in told[name] for name in ("w1", "w2", "w3", "w4"))
     assert any(note.startswith("4 weights are slower in few bits on this machine") for note in report["notes"])
     ops = Counter(node.op_type for node in onnx.load(found).graph.node)
-    assert (ops["MatMulNBits"], ops["Cast"]) == (1, 4)
+    assert (ops["MatMulNBits"], ops["Cast"], ops["Gather"]) == (1, 4, 3)
+    kinds = {m["weight"]: (m["bits"], m["rounding"]) for m in report["quantization"]["matrices"]}
+    assert {kinds[name] for name in ("w1", "w2", "w3")} == {(4, "carried")}
+    assert kinds["w4"] == (8, "nearest")  # so small that 4 bits take as many bytes with the nodes that convert them
     assert set(report["allocation"]["search"]["spared"]) == {"w1", "w2", "w3", "w4"}
     assert far(found, wide, JUDGES) < 0.2
 
@@ -133,7 +137,7 @@ def test_what_float_fuses_into_a_product_counts(wide: Path, monkeypatch: pytest.
 
 
 def test_kernels_that_cannot_be_measured_are_told(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
         raise ModelError("no such kernel")
 
     monkeypatch.setattr(speed, "durations", fails)

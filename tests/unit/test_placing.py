@@ -19,10 +19,12 @@ from onnxgrail.algebra.sides import Net, on_the_first
 from onnxgrail.calibration.quantize.eight import AFTER, BETWEEN, LAYERS
 from onnxgrail.calibration.quantize.placing import BORDER, Costs, placing_of, timed, unmeasured
 from onnxgrail.calibration.quantize.static import Static, Trials, quantise_static
+from onnxgrail.calibration.runtime.profile import Kernel, Profile
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Floats
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.search import kernels
 from onnxgrail.search.kernels import durations
 from tests.tiny import tiny
 
@@ -259,6 +261,18 @@ def test_kernels_are_measured_and_conversions_cost_by_size(tmp_path: Path) -> No
     given = {node.name or "": 0.001 + 1e-6 * np.prod(size) for node, size in zip(made, sizes(made), strict=True)}
     costs = timed(ready, whole, [{}, given], FEEDS[0])
     assert costs.border("x") == pytest.approx(BORDER * (0.001 + 1e-6 * FEEDS[0]["x"].size), rel=1e-3)
+
+
+@pytest.mark.parametrize("ms", [6.0, 9.0, 2.0])
+def test_measuring_a_kernel_takes_time_itself(ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four kernels of 10 ms in a run of 6 ms: each is measured 1 ms too long."""
+    times = {"a": 5.0, "c": 2.0, "f": 2.0, "g": 1.0}
+    found = tuple(Kernel(name=name, op="Conv", ms=one, took=(), gave=()) for name, one in times.items())
+    monkeypatch.setattr(kernels, "profiles_of", lambda *_, **__: (Profile(kernels=found, ms=ms),))
+    bare, plain = (durations([named()], FEEDS[0], Setup().providers, bare=bare)[0] for bare in (True, False))
+    assert plain == times
+    assert (bare["a"], bare["c"]) == pytest.approx((5 - (10 - ms) / 4, 2 - (10 - ms) / 4))
+    assert bare["g"] == max(0, 1 - (10 - ms) / 4)
 
 
 def test_for_other_machines_other_nodes_have_8_bits_where_that_saves_most_conversions(tmp_path: Path) -> None:

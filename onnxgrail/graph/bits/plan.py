@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -67,8 +67,8 @@ class Plan:
         matrices, tables: each with its form.
         left: nodes that stay in float.
         standard: True for the form of standard operators.
-        unpacked: convolutions in 4 bits that a runtime converts; coded: those in 8 bits, by their names before
-            narrowing, with the reason why they have more than others.
+        unpacked: convolutions, and matrices that are spared, in 4 bits that a runtime converts.
+        coded: convolutions in 8 bits, by their names before narrowing, with the reason why they have more than others.
     """
 
     matrices: tuple[tuple[Matrix, Grid], ...]
@@ -84,7 +84,7 @@ class Plan:
         return matrices | self.in_four() | {t.weight: Form(grid, padded=False, turned=True) for t, grid in self.tables}
 
     def in_four(self) -> dict[str, Form]:
-        """Return the form of each convolution in 4 bits."""
+        """Return the form of each weight in 4 bits that a runtime converts."""
         return {m.weight: Form(grid, padded=True, turned=True, more=node_bytes(m)) for m, grid in self.unpacked}
 
 
@@ -120,7 +120,7 @@ def plan_of(
         recipe: kind, form, block size and symmetry.
         bits: by weight, `FLOAT` for those that keep their numbers; a weight without bits has the fewest of these. If
             there are none, the kind of quantization says how many bits all have, but for small heads.
-        spared: the reason why a weight is left out, by its name before narrowing.
+        spared: the reason why a weight is in no form that a kernel reads, by its name before narrowing.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
@@ -133,7 +133,7 @@ def plan_of(
         left.pop(node, None)
     left |= {node: INSIDE.format(node.op_type) for node in model.graph if weights_inside(node)}
     left |= {node: "its input has one axis" for node in known if _rank(node, facts) == 1}
-    chosen, rows, channels = [], [], by_channel(model, recipe)
+    chosen, rows, slower, channels = [], [], list[Matrix](), by_channel(model, recipe)
     heads = set() if bits else _small_heads(known)
     if channels and opset_of(model) < HALF:
         halves = [node for node, m in known.items() if array_of(m, model.graph).dtype == np.float16]
@@ -145,7 +145,10 @@ def plan_of(
         if channels or (bits and grid is None):  # a size counts on every weight, whatever its width
             grid = _channels(array, recipe, few)
         why = next((left[node] for node in matrix.nodes if node in left), "") or _why(array, grid)
-        why = why or spared.get(origin(matrix.weight), "")
+        slow = spared.get(origin(matrix.weight), "")
+        if slow and not why and few < TABLE and array.dtype == np.float32:
+            slower.append(matrix)
+        why = why or slow
         if why or grid is None or stored_bytes(matrix.inputs, matrix.outputs, grid) >= array.nbytes:
             left |= {node: left.get(node, why or SMALLER) for node in matrix.nodes}
             continue
@@ -161,7 +164,7 @@ def plan_of(
             continue
         rows.append((table, grid))
         _check_finite(array, table.weight)
-    unpacked, coded = _convolutions(model, recipe, bits, left)
+    unpacked, coded = _unpacked(slower, model, recipe, bits, left)
     return Plan(
         matrices=tuple(chosen),
         tables=tuple(rows),
@@ -172,11 +175,13 @@ def plan_of(
     )
 
 
-def _convolutions(
-    model: ir.Model, recipe: Recipe, bits: Mapping[str, int], left: dict[ir.Node, str]
+def _unpacked(
+    slower: Sequence[Matrix], model: ir.Model, recipe: Recipe, bits: Mapping[str, int], left: dict[ir.Node, str]
 ) -> tuple[list[tuple[Matrix, Grid]], dict[str, str]]:
-    """Return the convolutions in 4 bits with their forms, and those in 8 bits with the reason, see `Plan`."""
-    unpacked, coded = list[tuple[Matrix, Grid]](), dict[str, str]()
+    """Return what a runtime converts from 4 bits, and the convolutions in 8 bits with the reason, see `Plan`."""
+    grids = [(matrix, whole_blocks(matrix, recipe.block_size)) for matrix in slower]
+    unpacked = [(matrix, grid) for matrix, grid in grids if grid is not None and saved(matrix, grid) > 0]
+    coded = dict[str, str]()
     for node, matrix, why in convolutions(model) if recipe.target != "tensorrt" else ():
         name = node.inputs[1].name or "" if node.inputs[1] is not None else ""
         few = bits.get(origin(name), FLOAT) if bits else WEIGHTS.get(recipe.quantize, FLOAT)
@@ -190,9 +195,11 @@ def _convolutions(
             unpacked.append((matrix, grid))
             _check_finite(array_of(matrix, model.graph), name)
     if sum(saved(*one) for one in unpacked) <= PAIRS_BYTES:
-        return [], coded | {origin(matrix.weight): HARDLY for matrix, _ in unpacked}
+        return [], coded | {origin(matrix.weight): HARDLY for matrix, _ in unpacked if matrix not in slower}
     for matrix, _ in unpacked:
-        del coded[origin(matrix.weight)], left[matrix.nodes[0]]
+        coded.pop(origin(matrix.weight), None)
+        for node in matrix.nodes:
+            del left[node]
     return unpacked, coded
 
 

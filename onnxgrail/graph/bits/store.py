@@ -19,9 +19,9 @@ from onnxgrail.graph.rewrite.unique import names_kept
 TYPES_OF_FOUR_BITS = 10  # the IR version that has them
 
 
-def store(graph: ir.Graph, matrix: Matrix, rounded: Rounded, recipe: Recipe) -> None:
-    """Store a rounded matrix or convolution."""
-    if matrix.nodes[0].op_type == "Conv":
+def store(graph: ir.Graph, matrix: Matrix, rounded: Rounded, plan: Plan, recipe: Recipe) -> None:
+    """Store a rounded matrix or convolution of a plan."""
+    if any(one is matrix for one, _ in plan.unpacked):
         unpack(graph, matrix, rounded)
     elif recipe.qdq:
         dequantize_matrix(graph, matrix, rounded)
@@ -42,7 +42,7 @@ def store_blank(model: ir.Model, plan: Plan, recipe: Recipe) -> None:
     graph = model.graph
     with names_kept(graph):
         for matrix, grid in (*plan.matrices, *plan.unpacked):
-            store(graph, matrix, _blank(matrix.inputs, matrix.outputs, grid), recipe)
+            store(graph, matrix, _blank(matrix.inputs, matrix.outputs, grid), plan, recipe)
         for table, grid in plan.tables:
             rows, columns = table.array(graph).shape
             store_table(graph, table, _blank(columns, rows, grid), recipe)

@@ -1,4 +1,4 @@
-"""Store weights of convolutions in 4 bits that a runtime converts to float once, when it loads the model.
+"""Store weights in 4 bits that a runtime converts to float once, when it loads the model.
 
 No kernel of ONNX Runtime convolves with 4 bits, and a `DequantizeLinear` of a constant runs in each run.  Lookups in a
 constant table are folded: every byte gives two numbers.  They need no opset.
@@ -7,6 +7,7 @@ constant table are folded: every byte gives two numbers.  They need no opset.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import onnx_ir as ir
@@ -76,16 +77,17 @@ def saved(matrix: Matrix, grid: Grid) -> int:
 
 
 def unpack(graph: ir.Graph, matrix: Matrix, rounded: Rounded) -> None:
-    """Store a convolution in 4 bits.
+    """Store a convolution or a matrix in 4 bits.
 
     Args:
         graph: changed in place.
-        matrix: its weight; it is removed.
+        matrix: the weight; it is removed.
         rounded: its numbers, symmetric, in blocks that divide the inputs.
     """
     weight, grid = graph.initializers[matrix.weight], rounded.grid
     assert weight.const_value is not None
-    shape = np.array(weight.const_value.shape.numpy(), np.int64)
+    stored = weight.const_value.shape.numpy()
+    shape = np.array(stored if len(stored) > 2 else (matrix.outputs, matrix.inputs), np.int64)
     blocks = rounded.codes.T.reshape(matrix.outputs, -1, grid.size)
     codes = constant(graph, packed_bits(blocks, BITS), f"{matrix.weight}/q4", old=weight)
     scale = constant(graph, rounded.scale.T[..., None, None], f"{matrix.weight}/scale", old=weight)
@@ -94,22 +96,34 @@ def unpack(graph: ir.Graph, matrix: Matrix, rounded: Rounded) -> None:
     number = ir.Node("", "Gather", [pairs, index.outputs[0]], num_outputs=1)
     scaled = ir.Node("", "Mul", [number.outputs[0], scale], num_outputs=1)
     whole = ir.Node("", "Reshape", [scaled.outputs[0], target], num_outputs=1)
-    shapes = [*blocks.shape[:2], grid.size * BITS // BYTE]
-    wide = [*shapes, BYTE // BITS]
     first(graph, index)
-    for before, node, made in (
-        (None, index, shapes),
-        (index, number, wide),
-        (number, scaled, wide),
-        (scaled, whole, shape),
-    ):
-        value, kind = node.outputs[0], ir.DataType.INT32 if before is None else ir.DataType.FLOAT
-        node.name = value.name = free_name(graph, f"{matrix.weight}/{node.op_type}")
-        value.type, value.shape = ir.TensorType(kind), ir.Shape([int(n) for n in made])
-        if before is not None:
-            graph.insert_after(before, node)
-    matrix.nodes[0].replace_input_with(1, whole.outputs[0])
+    sizes = [*blocks.shape[:2], grid.size * BITS // BYTE]
+    wide = [*sizes, BYTE // BITS]
+    last = _made(index, free_name(graph, f"{matrix.weight}/Cast"), ir.DataType.INT32, sizes)
+    for node, size in ((number, wide), (scaled, wide), (whole, shape.tolist())):
+        _made(node, free_name(graph, f"{matrix.weight}/{node.op_type}"), ir.DataType.FLOAT, size)
+        graph.insert_after(last, node)
+        last = node
+    for node in matrix.nodes:
+        node.replace_input_with(1, whole.outputs[0])
+    plain = [node for node in matrix.nodes if len(stored) == 2 and not integer(node, "transB")]
+    if plain:
+        turned = ir.Node("", "Transpose", whole.outputs, [ir.AttrInt64s("perm", [1, 0])], num_outputs=1)
+        graph.insert_after(
+            whole,
+            _made(turned, free_name(graph, f"{matrix.weight}/Transpose"), ir.DataType.FLOAT, shape.tolist()[::-1]),
+        )
+        for node in plain:
+            node.replace_input_with(1, turned.outputs[0])
     swept(graph, weight)
+
+
+def _made(node: ir.Node, name: str, kind: ir.DataType, shape: Iterable[int]) -> ir.Node:
+    """Set the name of a node and the name, type and shape of its output; return the node."""
+    value = node.outputs[0]
+    node.name = value.name = name
+    value.type, value.shape = ir.TensorType(kind), ir.Shape([int(size) for size in shape])
+    return node
 
 
 def _pairs(graph: ir.Graph) -> ir.Value:

@@ -13,7 +13,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.form import as_judged
 from onnxgrail.calibration.quantize.light import light_of, storable
 from onnxgrail.core import Recipe, Refusal
-from onnxgrail.graph.bits.folded import HALF, Weight
+from onnxgrail.graph.bits.folded import HALF, Weight, origin
 from onnxgrail.graph.bits.plan import FLOAT, NONE, NOWHERE, SPARED, TABLE, by_channel, plan_of
 from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
@@ -95,7 +95,7 @@ def rounded(
         ledger: the decisions that narrowed it.
         job: the run; it caches rounded stages.
         bits: by weight, see `plan_of`.
-        spared: weights that compute in float, with the reason; they have 8 bits that a runtime converts, if it can.
+        spared: weights that compute in float, with the reason; a runtime converts their 4 or 8 bits, if it can.
 
     Raises:
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
@@ -115,13 +115,20 @@ def rounded(
     whys = {**plan.coded, **spared}
     bits = {**bits, **dict.fromkeys(whys, TABLE)}
     coded = [one for one in storable(made) if bits.get(one.origin, FLOAT) in one.forms()]  # no matrices in blocks
-    entries = (*walk.entries(), *(_entry(one, bits[one.origin], whys.get(one.origin, "")) for one in coded))
+    entries = tuple(_slower(one, spared) for one in walk.entries())
+    entries += tuple(_entry(one, bits[one.origin], whys.get(one.origin, "")) for one in coded)
     names = {one.weight for one in entries} | {one.name for one in coded}
     left = [replace(one, reason=SPARED) if bits.get(one.value) == FLOAT else one for one in plan.left]
     if coded:
         feeds = [] if prepared.batches.synthetic else [fit(feed, ports) for feed in prepared.batches]
         made = light_of(made, feeds).with_bits(bits)
     return Bits(model=made, entries=entries, left=tuple(one for one in left if one.value not in names), form=form)
+
+
+def _slower(entry: Entry, spared: Mapping[str, str]) -> Entry:
+    """Return a report entry with the reason why a runtime converts the weight, if it is spared."""
+    why = spared.get(origin(entry.weight), "")
+    return replace(entry, reason=f"{why}; {CODED}") if why and not entry.reason else entry
 
 
 def _entry(weight: Weight, bits: int, why: str) -> Entry:

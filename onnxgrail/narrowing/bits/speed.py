@@ -68,7 +68,7 @@ def _measured(model: ir.Model, feed: Feed, recipe: Recipe) -> Slow:
     layers = _layers(plan, facts)
     store_blank(few, plan, recipe)
     try:
-        times = durations([whole, few], feed, recipe.providers)
+        times = durations([whole, few], feed, recipe.providers, bare=True)
     except ModelError as error:
         return {}, _unmeasured(str(error.args[0]))
     return _slower(layers, (times[0], _with_new(whole, few, times[1])), plan), ""

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxgrail.algebra.rounding.grid import nearest
 from onnxgrail.core import Grid, Recipe
+from onnxgrail.graph.bits.plan import Plan
 from onnxgrail.graph.bits.store import store, store_table
 from onnxgrail.graph.fittable.matrices import Matrix, array_of
 from onnxgrail.graph.fittable.tables import Table
@@ -13,10 +14,10 @@ from onnxgrail.graph.trace.facts import key
 from onnxgrail.narrowing.bits.entry import Entry
 
 
-def nearest_matrix(graph: ir.Graph, matrix: Matrix, grid: Grid, recipe: Recipe, why: str) -> Entry:
-    """Round a matrix to nearest for a reason, store it, and return its report entry."""
+def nearest_matrix(graph: ir.Graph, matrix: Matrix, grid: Grid, plan: Plan, recipe: Recipe, why: str) -> Entry:
+    """Round a matrix of a plan to nearest for a reason, store it, and return its report entry."""
     said = entry(matrix.weight, matrix.nodes, grid, "nearest", reason=why)
-    store(graph, matrix, nearest(array_of(matrix, graph), grid), recipe)
+    store(graph, matrix, nearest(array_of(matrix, graph), grid), plan, recipe)
     return said
 
 

@@ -65,7 +65,7 @@ class Walk:
         graph, recipe = self._made.graph, self._job.recipe
         for matrix, grid in self._matrices:
             if matrix.weight not in self._entries:
-                self._entries[matrix.weight] = nearest_matrix(graph, matrix, grid, recipe, why)
+                self._entries[matrix.weight] = nearest_matrix(graph, matrix, grid, self._plan, recipe, why)
         for table, grid in self._plan.tables:
             self._entries[table.weight] = nearest_table(graph, table, grid, recipe)
 
@@ -103,4 +103,4 @@ class Walk:
     def _store(self, matrix: Matrix, rounded: Rounded, said: Entry) -> None:
         """Store a rounded matrix in the graph, with its entry in the report."""
         self._entries[matrix.weight] = said
-        store(self._made.graph, matrix, rounded, self._job.recipe)
+        store(self._made.graph, matrix, rounded, self._plan, self._job.recipe)
