@@ -206,6 +206,18 @@ def test_weights_that_stay_are_named(tmp_path: Path) -> None:
     assert why.startswith("its weight is no initializer that it alone reads")
 
 
+@pytest.mark.parametrize("name", ["w0", "w1"])
+def test_what_is_not_finite_is_named(name: str, net: Path, tmp_path: Path) -> None:
+    model = onnx.load(net)
+    (tensor,) = (one for one in model.graph.initializer if one.name == name)
+    array = onnx.numpy_helper.to_array(tensor).copy()
+    array.flat[5] = np.inf
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "n.onnx")
+    with pytest.raises(onnxgrail.OnnxGrailError, match=f"the weight {name} holds NaN or infinity"):
+        small(tmp_path / "n.onnx", "n4.onnx", data=None, held_out=None)
+
+
 def test_numbers_along_a_row_of_pixels_are_no_bias(tmp_path: Path) -> None:
     """As many as there are channels are added along the last axis, not to the channels."""
     body = (

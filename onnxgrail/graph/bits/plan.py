@@ -183,7 +183,10 @@ def _unpacked(
     unpacked = [(matrix, grid) for matrix, grid in grids if grid is not None and saved(matrix, grid) > 0]
     coded = dict[str, str]()
     for node, matrix, why in convolutions(model) if recipe.target != "tensorrt" else ():
-        name = node.inputs[1].name or "" if node.inputs[1] is not None else ""
+        weight = node.inputs[1]
+        assert weight is not None
+        assert weight.const_value is not None
+        name = weight.name or ""
         few = bits.get(origin(name), FLOAT) if bits else WEIGHTS.get(recipe.quantize, FLOAT)
         if few > TABLE:
             continue
@@ -193,7 +196,7 @@ def _unpacked(
         left[node] = SMALLER
         if matrix is not None and grid is not None and not small:
             unpacked.append((matrix, grid))
-            _check_finite(array_of(matrix, model.graph), name)
+        _check_finite(weight.const_value.numpy(), name)
     if sum(saved(*one) for one in unpacked) <= PAIRS_BYTES:
         return [], coded | {origin(matrix.weight): HARDLY for matrix, _ in unpacked if matrix not in slower}
     for matrix, _ in unpacked:
