@@ -36,6 +36,7 @@ CHOICES = {
     "norms": ("--norms", "all"),
     "global": ("--allocate", "global"),
     "search": ("--max-loss", "20%", "--minimize", "params"),
+    "few bits": ("--quantize", "int4"),
     "statistics": ("--save-stats", "s.npz"),
 }
 
