@@ -145,6 +145,16 @@ def test_every_kind_has_its_bits_and_its_reason(net: Path) -> None:
     assert [one.domain for one in onnx.load(found).opset_import] == [""]
 
 
+def test_a_small_last_layer_has_eight_bits(tmp_path: Path) -> None:
+    weights = {"w0": (64, 3, 3, 3), "w1": (128, 64, 3, 3), "w2": (8, 128, 1, 1)}
+    body = "a = Conv(x, w0)\nb = Relu(a)\nc = Conv(b, w1)\nd = Relu(c)\ny = Conv(d, w2)"
+    onnx.save(ir.to_proto(tiny("float[N,3,16,16] x => float[N,8,12,12] y", body, weights)), tmp_path / "h.onnx")
+    _, report = small(tmp_path / "h.onnx", "h4.onnx", dry_run=True)
+    assert {name: kind[0] for name, kind in entries_of(report).items()} == {"w0": 8, "w1": 4, "w2": 8}
+    (why,) = (m["reason"] for m in report["quantization"]["matrices"] if m["weight"] == "w2")
+    assert why.startswith("a small last layer keeps more bits")
+
+
 @pytest.mark.parametrize("qdq", [False, True])
 def test_eight_bits_for_all(qdq: bool, net: Path) -> None:
     found, report = small(net, "eight.onnx", quantize="int8-weights", qdq=qdq)

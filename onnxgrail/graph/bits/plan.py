@@ -31,6 +31,7 @@ NONE: Mapping[str, int] = MappingProxyType({})
 NOWHERE: Mapping[str, str] = MappingProxyType({})
 TYPES = (np.float32, np.float16)  # that the kernels compute in
 INSIDE = "its layers lie inside the body of this {}, where weights keep their bits"
+LAST = "a small last layer keeps more bits"
 SMALLER = "it would not get smaller"
 SPARED = "the size leaves room for all of its bits"
 
@@ -134,7 +135,9 @@ def plan_of(
     left |= {node: INSIDE.format(node.op_type) for node in model.graph if weights_inside(node)}
     left |= {node: "its input has one axis" for node in known if _rank(node, facts) == 1}
     chosen, rows, slower, channels = [], [], list[Matrix](), by_channel(model, recipe)
-    heads = set() if bits else _small_heads(known)
+    windows = convolutions(model)
+    heads = set() if bits else _small_heads(known | {node: one for node, one, _ in windows if one is not None})
+    windows = [(node, one, LAST) if one and one.weight in heads else (node, one, why) for node, one, why in windows]
     if channels and opset_of(model) < HALF:
         halves = [node for node, m in known.items() if array_of(m, model.graph).dtype == np.float16]
         left |= dict.fromkeys(halves, f"DequantizeLinear has half precision from opset {HALF} on")
@@ -164,7 +167,7 @@ def plan_of(
             continue
         rows.append((table, grid))
         _check_finite(array, table.weight)
-    unpacked, coded = _unpacked(slower, model, recipe, bits, left)
+    unpacked, coded = _unpacked(slower, windows if recipe.target != "tensorrt" else (), recipe, bits, left)
     return Plan(
         matrices=tuple(chosen),
         tables=tuple(rows),
@@ -176,13 +179,17 @@ def plan_of(
 
 
 def _unpacked(
-    slower: Sequence[Matrix], model: ir.Model, recipe: Recipe, bits: Mapping[str, int], left: dict[ir.Node, str]
+    slower: Sequence[Matrix],
+    windows: Sequence[tuple[ir.Node, Matrix | None, str]],
+    recipe: Recipe,
+    bits: Mapping[str, int],
+    left: dict[ir.Node, str],
 ) -> tuple[list[tuple[Matrix, Grid]], dict[str, str]]:
     """Return what a runtime converts from 4 bits, and the convolutions in 8 bits with the reason, see `Plan`."""
     grids = [(matrix, whole_blocks(matrix, recipe.block_size)) for matrix in slower]
     unpacked = [(matrix, grid) for matrix, grid in grids if grid is not None and saved(matrix, grid) > 0]
     coded = dict[str, str]()
-    for node, matrix, why in convolutions(model) if recipe.target != "tensorrt" else ():
+    for node, matrix, why in windows:
         weight = node.inputs[1]
         assert weight is not None
         assert weight.const_value is not None
@@ -190,7 +197,7 @@ def _unpacked(
         few = bits.get(origin(name), FLOAT) if bits else WEIGHTS.get(recipe.quantize, FLOAT)
         if few > TABLE:
             continue
-        grid = whole_blocks(matrix, recipe.block_size) if matrix is not None and few < TABLE else None
+        grid = whole_blocks(matrix, recipe.block_size) if matrix is not None and not why and few < TABLE else None
         small = matrix is not None and grid is not None and saved(matrix, grid) <= 0
         coded[origin(name)] = "" if few == TABLE else why or (HARDLY if small else UNEVEN)
         left[node] = SMALLER
