@@ -13,6 +13,7 @@ from bench.fidelity import summary
 from bench.fidelity.methods import DATA_FREE, REPAIRS, SIM_BASES, SIM_REPAIRS, efforts, every, further, named
 from bench.fidelity.plots import figure
 from bench.fidelity.subjects import SUBJECTS
+from bench.published import page as published
 
 Data = Mapping[str, Any]
 ARROWS = {"accuracy": "accuracy in %, ↑", "perplexity": "perplexity, ↓", "1 - cosine": "1 − cosine in ‰, ↓"}
@@ -84,6 +85,8 @@ def page(data: Data) -> str:
     parts.append(HARM + "".join(_harm_rows(data)))
     if equal_params.RESULTS.exists():
         parts.append(equal_params.table(json.loads(equal_params.RESULTS.read_text(encoding="utf-8"))["rows"]))
+    if published.RESULTS.exists():
+        parts.append(published.table(json.loads(published.RESULTS.read_text(encoding="utf-8"))))
     parts += [_subject(data, name) for name in SUBJECTS if name in data["subjects"]]
     return "\n".join(parts)
 
