@@ -55,6 +55,11 @@ class Task:
         return int(self.made.sum())
 
     @property
+    def whole(self) -> bool:
+        """Return True if the weight keeps its shape."""
+        return bool(self.kept.all() and self.made.all())
+
+    @property
     def fresh(self) -> bool:
         """Return True if the fit adds a bias."""
         return self.affine and self.consumer.room != "bias"
@@ -152,13 +157,17 @@ def as_decided(stage: Stage, prepared: Prepared, recipe: Recipe, ledger: Ledger)
 
 
 def stages_at(prepared: Prepared, recipe: Recipe, widths: Mapping[str, int]) -> list[Stage]:
-    """Return the layers to fit if some blocks have these widths, in node order; it does not matter which units go."""
+    """Return the layers to fit if some blocks have these widths, in node order; it does not matter which units go.
+
+    A weight that keeps its shape and shares its numbers with other readers (a tied head) is not worth a copy.
+    """
     model, survey = prepared.model, prepared.survey
     ledger = Ledger(dead=dead_of(survey, widths), arrays={})
     narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
     changed = behind(model, narrowed)
     found = [_task(c, prepared, recipe, ledger) for c in consumers(model, survey) if c.source in changed]
-    asked = [t for t in found if _asked(t, recipe)]
+    copied = survey.copied()
+    asked = [t for t in found if _asked(t, recipe) and not (t.whole and t.consumer.param in copied)]
     fewer = recipe.chooses_bits or recipe.quantize != "none"
     return stages_of(asked if fewer else _affordable(asked, prepared, widths))
 

@@ -46,6 +46,15 @@ def test_the_last_normalization_may_be_an_output(ids: dict[str, Array]) -> None:
     assert [value.name for value in result.model.graph.outputs] == ["z", "y"]
 
 
+def test_a_tied_head_is_not_fitted_since_that_needs_a_copy_of_the_table(ids: dict[str, Array]) -> None:
+    result = onnxgrail.compress(prenorm(end="tied", depth=2), data=ids, target_params="75%", blocks=("stream",))
+    budget = result.report.data["model"]["budget"]
+    assert budget["achieved"] <= budget["limit"]
+    fitted = [layer["weight"] for layer in result.report.data["refits"]]
+    assert "up0" in fitted
+    assert "f0" not in fitted
+
+
 def test_a_stream_that_keeps_all_channels_stays_as_it_is(ids: dict[str, Array]) -> None:
     name = next(
         b["name"] for b in onnxgrail.inspect(prenorm()).blocks if b["name"].endswith("mlp") and b["units"] == HIDDEN

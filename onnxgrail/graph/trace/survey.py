@@ -163,6 +163,15 @@ class Survey:
         """Return the working arrays of constants whose stored form would grow if their numbers changed."""
         return frozenset(form.operand.param for held in self.holdings for form in held.forms if form.compact)
 
+    def copied(self) -> frozenset[str]:
+        """Return the working arrays whose numbers other readers need too, so that new ones are a copy."""
+        return frozenset(
+            form.operand.param
+            for held in self.holdings
+            for form in held.forms
+            if any(source.fixed and source.numbers >= math.prod(form.shape) for source in held.sources)
+        )
+
     def dead(self, units: Iterable[Ints]) -> Bools:
         """Return a mask (ids,) of these units as removed ones."""
         found = np.zeros(self.ids, dtype=bool)
