@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from tests.tiny import VOCABULARY, drawn, ints, lines, scalar, tiny
 
-WIDTH, HIDDEN = 12, 10
+WIDTH, HIDDEN = 12, 40
 
 FORMS = {
     "LayerNormalization": "$y = LayerNormalization <axis=-1, epsilon=0.001> ($x, g$i, s$i)",

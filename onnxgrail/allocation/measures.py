@@ -18,7 +18,7 @@ from onnxgrail.graph.bits.plan import NONE, TABLE, plan_of
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Meter, Size, dead_of, meter_of
-from onnxgrail.graph.cost.pairs import surplus
+from onnxgrail.graph.cost.spare import surplus
 from onnxgrail.graph.io.model_file import HEAVY, LIMIT, bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.serial import pack, to_bytes
 from onnxgrail.graph.io.writing import written_bytes

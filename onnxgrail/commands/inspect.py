@@ -18,7 +18,7 @@ from onnxgrail.graph.cost.meter import gone
 from onnxgrail.graph.cuts.places import located, nodes_of
 from onnxgrail.graph.flatten.listed import unlisted_text
 from onnxgrail.graph.io.mapped import check_unchanged
-from onnxgrail.graph.io.model_file import bytes_on_disk, weight_bytes
+from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.job.places import places_of, reads
@@ -83,7 +83,8 @@ def inspect(
         ranked = any(block.kind == "rank" for block in every.survey.blocks)
         usual = unmeasured(prepared, replace(recipe, blocks=tuple(OUTER))) if ranked else every
         inner = unmeasured(prepared, replace(recipe, blocks=INNER))  # in the place of whole heads
-    found = _inspected(usual, path_of(model) or Path("model"), recipe, {"rank": every, "qk": inner, "vo": inner})
+    forms = {"stream": usual, "embedding": usual, "rank": every, "qk": inner, "vo": inner}
+    found = _inspected(usual, path_of(model) or Path("model"), recipe, forms)
     places.save_report(found)
     return found
 
@@ -97,44 +98,34 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[st
         recipe: the choices.
         forms: the model with blocks of other kinds.
     """
-    survey, given, whole = prepared.survey, prepared.baseline, _totals(prepared)
-    added = [one - two for one, two in zip(whole, _totals(given), strict=True)]  # by rotations, if channels are removed
+    given, every = prepared.baseline, forms["rank"]
+    params, macs = counting.parameters(given.model), counting.macs(given.model, given.survey)
     size = bytes_on_disk(given.model, path) if path.exists() else len(to_bytes(prepared.given, run=False))
     shares: dict[str, dict[str, float]] = {}
-    every = forms["rank"]
     for kind in (*KINDS, "all"):
-        one = every if kind == "all" else forms.get(kind, prepared)
-        some = [b for b in one.survey.blocks if kind in (b.kind, "all")]
+        one = every if kind == "all" else forms.get(kind, given)
+        some = {b.name: 0 for b in one.survey.blocks if kind in (b.kind, "all")}
         if some:
-            params, macs, _ = gone(one.model, one.survey, {b.name: 0 for b in some})
-            shares[kind] = {"params": params / max(whole[0], 1), "macs": macs / max(whole[1], 1)}
+            lost = gone(one.model, one.survey, some)
+            shares[kind] = {"params": lost[0] / max(params, 1), "macs": lost[1] / max(macs, 1)}
     usual = selection.selected(every.survey.blocks, Recipe())  # the default choice of `compress`
     predicted = []
     for ratio in RATIOS:
-        widths = by_ratio(every, usual, ratio, recipe.round_to)
-        more = added if survey.rotated(widths) else [0, 0, 0]
-        lost = gone(prepared.model, survey, widths)
-        params, macs, less = (a - b for a, b in zip(lost, more, strict=True))
-        left = {"params": whole[0] - added[0] - params, "macs": (whole[1] - added[1] - macs) // prepared.samples}
+        lost = gone(every.model, every.survey, by_ratio(every, usual, ratio, recipe.round_to))
+        left = {"params": params - lost[0], "macs": (macs - lost[1]) // prepared.samples}
         # Unknown if the weights are not stored at full size.
-        predicted.append({"ratio": ratio, **left, "bytes": size - less if less < size else None})
+        predicted.append({"ratio": ratio, **left, "bytes": size - lost[2] if lost[2] < size else None})
     return Inspection(
         path=str(path),
-        params=whole[0] - added[0],
-        macs=(whole[1] - added[1]) // prepared.samples,
+        params=params,
+        macs=macs // prepared.samples,
         bytes=size,
         blocks=(*_entries(prepared, OUTER), *_entries(every, ["rank"]), *_entries(forms["qk"], INNER)),
-        refusals=located(prepared.model, tuple(dict.fromkeys([*survey.refusals, *kept_whole(forms["qk"])]))),
+        refusals=located(prepared.model, tuple(dict.fromkeys([*prepared.survey.refusals, *kept_whole(forms["qk"])]))),
         shares=shares,
         predicted=tuple(predicted),
         notes=tuple(note for note in [unlisted_text(prepared.unlisted), maps_text(prepared.model)] if note),
     )
-
-
-def _totals(prepared: Prepared) -> tuple[int, int, int]:
-    """Return the parameters, multiply-accumulates and bytes of weights of a model."""
-    model = prepared.model
-    return counting.parameters(model), counting.macs(model, prepared.survey), weight_bytes(model)
 
 
 def _entries(prepared: Prepared, kinds: Collection[Kind]) -> list[dict[str, Any]]:

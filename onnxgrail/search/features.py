@@ -13,7 +13,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Bools, Floats
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import dead_of
-from onnxgrail.graph.cost.pairs import Pair
+from onnxgrail.graph.cost.spare import Pair
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.search.kernels import Measured
 

@@ -19,7 +19,7 @@ from onnxgrail.core import Block, Feed, Recipe
 from onnxgrail.errors import OnnxGrailError, StoppedError
 from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.cost.counting import CONVOLUTIONS, PRODUCTS
-from onnxgrail.graph.cost.pairs import pairs_of
+from onnxgrail.graph.cost.spare import pairs_of
 from onnxgrail.graph.io.model_file import HEAVY, copy, weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.rewrite.interface import changed, fit

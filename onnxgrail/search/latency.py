@@ -15,7 +15,7 @@ from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Block, Bools, Floats, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Meter, Part
-from onnxgrail.graph.cost.pairs import Pair, pairs_of
+from onnxgrail.graph.cost.spare import Pair, pairs_of
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.machine.job import Job
 from onnxgrail.search.features import Features, Kind, Place, Sample

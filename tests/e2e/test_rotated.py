@@ -32,7 +32,7 @@ def stream_of(result: Any) -> dict[str, Any]:
 
 
 def test_a_stream_is_narrowed_like_any_block(ids: dict[str, Array]) -> None:
-    result = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5)
+    result = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5, round_to=1)
     assert stream_of(result)["units"] == WIDTH
     assert stream_of(result)["kept"] == WIDTH // 2
     assert run(result.model, {"ids": ids["ids"][:3]})["y"].shape == (3, 6, 5)
@@ -41,9 +41,18 @@ def test_a_stream_is_narrowed_like_any_block(ids: dict[str, Array]) -> None:
 
 
 def test_the_last_normalization_may_be_an_output(ids: dict[str, Array]) -> None:
-    result = onnxgrail.compress(prenorm(end="normalized and scores"), data=ids, unit_ratio=0.5)
+    result = onnxgrail.compress(prenorm(end="normalized and scores"), data=ids, unit_ratio=0.5, round_to=1)
     assert stream_of(result)["kept"] == WIDTH // 2
     assert [value.name for value in result.model.graph.outputs] == ["z", "y"]
+
+
+def test_shares_are_net_of_the_matrices_that_a_basis_needs() -> None:
+    plain, other = (onnxgrail.inspect(prenorm(end=end, depth=2)) for end in ("scores", "normalized and scores"))
+    assert plain.params == other.params
+    left = [round((1 - found.shares["stream"]["params"]) * found.params) for found in (plain, other)]
+    held = [next(block["params"] for block in found.blocks if block["kind"] == "stream") for found in (plain, other)]
+    assert held[1] - held[0] == WIDTH**2
+    assert left[1] - left[0] == WIDTH  # the shift of the normalization that is an output
 
 
 def test_a_tied_head_is_not_fitted_since_that_needs_a_copy_of_the_table(ids: dict[str, Array]) -> None:

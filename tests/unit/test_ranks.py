@@ -10,7 +10,7 @@ from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Floats
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Counted, dead_of, meter_of, without_pairs
-from onnxgrail.graph.cost.pairs import pairs_of
+from onnxgrail.graph.cost.spare import pairs_of
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate

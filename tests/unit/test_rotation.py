@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -11,7 +13,6 @@ from onnxgrail.algebra.rotation import basis_of, unnormed
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Array, Floats, Stats
 from onnxgrail.graph.rotate.basis import rotatable, rotate
-from onnxgrail.graph.rotate.bridges import BRIDGES
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.tracer import trace
 from tests.oracle import check_same, passes_checker, run, survey_of
@@ -55,7 +56,7 @@ SCALED = ("ds$i = Mul(db$i, scale$i)", "dt$i = Identity(db$i)\nds$i = Mul(scale$
 
 @pytest.mark.parametrize("scaled", SCALED)
 def test_the_scale_of_a_layer_is_folded(scaled: str) -> None:
-    model = prenorm(scaled=scaled, depth=BRIDGES + 1)
+    model = prenorm(scaled=scaled, depth=5)
     other, survey = turned(model, feed(model), orthogonal(WIDTH))
     assert not any(node.op_type == "Mul" for node in other.graph)
     check_same(run(other, feed(model)), run(model, feed(model)))
@@ -111,6 +112,46 @@ def test_a_sum_inside_a_fused_normalization_is_found() -> None:
     other, survey = turned(model, feed(model), orthogonal(WIDTH))
     check_same(run(other, feed(model)), run(model, feed(model)))
     assert [b.units for b in survey.blocks if b.kind == "stream"] == [WIDTH]
+
+
+def walled(hidden: int, depth: int = 6) -> ir.Model:
+    """Layers whose result is normalized before it is added: each such normalization needs a matrix."""
+    body, shapes = "x0 = Gather(table, ids)", {"table": (7, WIDTH), "head": (WIDTH, 5)}
+    for i in range(depth):
+        body += f"""
+            y{i} = SimplifiedLayerNormalization <axis=-1, epsilon=0.001> (x{i}, g{i})
+            h{i} = MatMul(y{i}, up{i})
+            r{i} = Relu(h{i})
+            d{i} = MatMul(r{i}, down{i})
+            n{i} = SimplifiedLayerNormalization <axis=-1, epsilon=0.001> (d{i}, s{i})
+            x{i + 1} = Add(x{i}, n{i})"""
+        shapes |= {f"up{i}": (WIDTH, hidden), f"down{i}": (hidden, WIDTH), f"g{i}": (WIDTH,), f"s{i}": (WIDTH,)}
+    body += f"\nz = SimplifiedLayerNormalization <axis=-1, epsilon=0.001> (x{depth}, g0)\ny = MatMul(z, head)"
+    return tiny("int64[N,S] ids => float[] y", body, shapes)
+
+
+def test_a_stream_with_many_normalized_writers_gets_a_matrix_for_each() -> None:
+    model, basis = walled(4 * WIDTH), orthogonal(WIDTH)
+    other, survey = turned(model, feed(model), basis)
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    assert sum("basis" in name for name in other.graph.initializers) == 6
+    slim = without(other, survey, KEPT)
+    check_same(run(slim, feed(model)), run(projected(model, feed(model), basis[:, :KEPT]), feed(model)))
+
+
+def test_matrices_that_cost_more_than_a_narrower_stream_saves_are_refused_with_the_numbers() -> None:
+    model = walled(2 * WIDTH)
+    found = found_in(model, feed(model))
+    assert not found.streams
+    tokens = math.prod(feed(model)["ids"].shape)
+    added, saved = 6 * 0.75 * WIDTH**2 * tokens, 0.25 * (6 * 2 * WIDTH + 5) * WIDTH * tokens
+    assert saved < added
+    (why,) = found.refusals
+    assert why.op == "SimplifiedLayerNormalization"
+    assert why.reason == (
+        "6 places like this one depend on the basis of the stream, and with 75% of its channels "
+        f"their matrices add {added:,.0f} multiply-accumulates where {saved:,.0f} are saved"
+    )
 
 
 REFUSED = {

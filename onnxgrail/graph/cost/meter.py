@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Block, Bools, Ints
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.pairs import Pair, pairs_of
+from onnxgrail.graph.cost.spare import Spare, pairs_of, spares
 from onnxgrail.graph.trace.survey import Holding, Survey
 
 Counted = Literal["params", "macs", "bytes"]
@@ -107,7 +107,7 @@ def meter_of(model: ir.Model, survey: Survey, counted: Counted) -> Meter:
     """Return the meter of parameters, multiply-accumulates or bytes."""
     owner = counting.owners(survey)
     parts = _nodes(model, survey, owner) if counted == "macs" else _weights(survey, owner, counted)
-    return Meter(survey, [*parts, *(_whole(pair, survey, owner, counted) for pair in pairs_of(model, survey))])
+    return Meter(survey, [*parts, *(_spare(one, survey, owner, counted) for one in spares(model, survey))])
 
 
 def dead_of(survey: Survey, widths: Mapping[str, int]) -> Bools:
@@ -127,14 +127,14 @@ def without_pairs(model: ir.Model, survey: Survey, widths: Mapping[str, int]) ->
     """Return widths at which blocks between two convolutions are whole where one of them has fewer parameters."""
     dead = dead_of(survey, widths)
     units = {block.name: block.units for block in survey.blocks}
-    whole = {p.block for p in pairs_of(model, survey) if p.block in widths and p.more(survey, "params", dead) >= 0}
+    whole = {p.block.name for p in pairs_of(model, survey) if p.block and p.gain(survey, "params", dead) >= 0}
     return {name: units[name] if name in whole else width for name, width in widths.items()}
 
 
-def _whole(pair: Pair, survey: Survey, owner: Ints, counted: Counted) -> Part:
-    """Return what is saved where one convolution stays in the place of two."""
-    units = [*counting.units_of(pair.first, survey), *counting.units_of(pair.second, survey)]
-    return Part(tuple(sorted(counting.owned(owner, units))), lambda dead: max(pair.more(survey, counted, dead), 0))
+def _spare(one: Spare, survey: Survey, owner: Ints, counted: Counted) -> Part:
+    """Return what is saved where a matrix, or the second one of two convolutions, is left out."""
+    units = [labels for node in one.nodes for labels in counting.units_of(node, survey)]
+    return Part(tuple(sorted(counting.owned(owner, units))), lambda dead: one.more(survey, counted, dead))
 
 
 def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[Part]:

@@ -109,9 +109,9 @@ def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *
             every = streams_of(model, facts, norms_of(model, facts))
         whys = {stream.name: refusal(stream, facts) for stream in every}
         streams = [s for s in every if whys[s.name] is None and wanted("stream", s.name)]
-        walls = [wall for stream in streams for wall in walls_of(stream, facts)]
-        for wall in walls:
-            facts = bridge(model.graph, wall, facts)
+        walls = [(wall, stream.name) for stream in streams for wall in walls_of(stream, facts)]
+        for wall, name in walls:
+            facts = bridge(model.graph, wall, facts, name)
         names = {stream.name for stream in streams}
         if walls:
             streams = [s for s in streams_of(model, facts, norms_of(model, facts)) if s.name in names]

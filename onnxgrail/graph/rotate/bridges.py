@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -12,11 +13,12 @@ from onnxgrail.core import Refusal
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, hand_over
 from onnxgrail.graph.rotate.layers import Slot
+from onnxgrail.graph.rotate.marked import BRIDGE
 from onnxgrail.graph.rotate.norms import sole
 from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts
 
-BRIDGES = 4  # most matrices that are added to a stream
+USABLE = 0.75  # share of the channels at which a stream with its matrices has to cost less than without
 
 
 def refusal(stream: Stream, facts: Facts) -> Refusal | None:
@@ -37,12 +39,30 @@ def refusal(stream: Stream, facts: Facts) -> Refusal | None:
             wall.value.is_graph_output() and not wall.ahead
         ):
             return Refusal(value=source, node=node, op=op, reason="its result depends on the basis of the stream")
-    if len(walls) > BRIDGES:
-        first = next((w.node for w in walls if w.node is not None), None)
-        node, op = ("", "output") if first is None else (first.name or "", first.op_type)
-        reason = f"{len(walls)} places like this one depend on the basis of the stream"
-        return Refusal(value=source, node=node, op=op, reason=reason)
-    return None
+    return _dear(stream, walls, facts)
+
+
+def _dear(stream: Stream, walls: Sequence[Wall], facts: Facts) -> Refusal | None:
+    """Return a refusal if the matrices that walls need cost more than a narrower stream saves."""
+    saved = (1 - USABLE) * sum(_macs(slot.node, facts) for slot in stream.slots if slot.operand == 1)
+    added = USABLE * stream.width * sum(math.prod(facts.shapes[wall.value.name or ""]) for wall in walls)
+    if saved > added or not walls:
+        return None
+    first = next((w.node for w in walls if w.node is not None), None)
+    node, op = ("", "output") if first is None else (first.name or "", first.op_type)
+    reason = (
+        f"{len(walls)} places like this one depend on the basis of the stream, and with {USABLE:.0%} of its channels "
+        f"their matrices add {added:,.0f} multiply-accumulates where {saved:,.0f} are saved"
+    )
+    return Refusal(value=stream.norms[0].source.name or "", node=node, op=op, reason=reason)
+
+
+def _macs(node: ir.Node, facts: Facts) -> int:
+    """Count the multiply-accumulates of a matrix or a convolution that writes to a stream or reads it, 0 for others."""
+    if node.op_type not in ("MatMul", "Gemm", "Conv"):
+        return 0
+    source, weight, out = (facts.shapes[v.name or ""] for v in (*node.inputs[:2], node.outputs[0]) if v is not None)
+    return math.prod(out) * (math.prod(weight[1:]) if node.op_type == "Conv" else source[-1])
 
 
 def walls_of(stream: Stream, facts: Facts) -> list[Wall]:
@@ -104,12 +124,20 @@ def _others(same: Sequence[Slot]) -> bool:
     return False
 
 
-def bridge(graph: ir.Graph, wall: Wall, facts: Facts) -> Facts:
-    """Insert a product with the identity, which takes the change of basis; return the facts with the new tensors."""
+def bridge(graph: ir.Graph, wall: Wall, facts: Facts, basis: str) -> Facts:
+    """Insert a product with the identity, which takes the change of basis; return the facts with the new tensors.
+
+    Args:
+        graph: changed in place.
+        wall: where the product is inserted.
+        facts: of the graph.
+        basis: name of the stream or table.
+    """
     value, name = wall.value, wall.value.name or ""
     shape, dtype = facts.shapes[name], facts.dtypes[name]
     eye = constant(graph, np.eye(shape[wall.axis]).astype(dtype), f"{name}/basis")
     node = ir.Node("", "MatMul", [value, eye], num_outputs=1, name=free_name(graph, f"{name}/rebased"))
+    node.metadata_props[BRIDGE] = basis
     if not wall.ahead:
         follow(graph, node, value, [use.node for use in value.uses() if use.node is not node])
     else:

@@ -61,7 +61,7 @@ def bridged(model: ir.Model, facts: Facts, table: Table) -> tuple[Facts, Stream]
         assert value is not None
         stream.measured.append(value.name or "")
         axis = len(facts.shapes[value.name or ""]) - 1
-        facts = bridge(graph, Wall(value, axis, None, head, ahead=head is not None), facts)
+        facts = bridge(graph, Wall(value, axis, None, head, ahead=head is not None), facts, name)
         if head is None:
             (reader,) = (use.node for use in value.uses())
             reader.metadata_props[MARK] = name

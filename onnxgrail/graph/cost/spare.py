@@ -1,0 +1,118 @@
+"""What bases of their own add to a model, and what stays out of it where that does not pay.
+
+A stream or a table whose channels all stay needs no matrices, and a convolution stays one where two cost more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrail.core import Block, Bools
+from onnxgrail.graph.attributes import name_of
+from onnxgrail.graph.cost import counting
+from onnxgrail.graph.rotate.marked import BRIDGE, RANK
+from onnxgrail.graph.trace.survey import Survey
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bridge:
+    """A matrix that takes the change of a basis; `block` has the channels in that basis, None if they all stay."""
+
+    node: ir.Node
+    block: Block | None
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """Return its node."""
+        return (self.node,)
+
+    def more(self, survey: Survey, counted: str, dead: Bools | None) -> int:
+        """Return what it costs without the dead units where it is not needed, else 0; see `Pair.more`."""
+        if self.block is not None and dead is not None and dead[self.block.ids].any():
+            return 0
+        return _cost(self.node, survey, counted, dead)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """Two convolutions that were one.
+
+    Attributes:
+        first, second: their nodes; one of them has a single tap.
+        block: with the channels between them; None if they all stay.
+    """
+
+    first: ir.Node
+    second: ir.Node
+    block: Block | None
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """Return both nodes."""
+        return self.first, self.second
+
+    @property
+    def taps(self) -> ir.Node:
+        """Return the one with several taps."""
+        return self.first if name_of(self.first, 1) == self.weight else self.second
+
+    @property
+    def weight(self) -> str:
+        """Return the weight of the convolution that they were."""
+        return self.second.metadata_props[RANK]
+
+    def more(self, survey: Survey, counted: str, dead: Bools | None) -> int:
+        """Return what both cost more than the one that they were, without the dead units; 0 if they cost less.
+
+        Args:
+            survey: the trace of the model with both.
+            counted: params, bytes or macs, of one run on the probe feed.
+            dead: (ids,) mask of removed units; None for all.
+        """
+        return max(self.gain(survey, counted, dead), 0)
+
+    def gain(self, survey: Survey, counted: str, dead: Bools | None) -> int:
+        """Return what `more` does, but negative if both cost less."""
+        first, second = (counting.operand_shape(node, survey, dead, 1) for node in self.nodes)
+        between, size = max(first[0], 1), math.prod(second)
+        one = math.prod(first) * size // between**2
+        both = sum(_cost(node, survey, counted, dead) for node in self.nodes)
+        return both - (one * _cost(self.second, survey, counted, dead) // max(size, 1))
+
+
+Spare = Bridge | Pair
+
+
+def spares(model: ir.Model, survey: Survey) -> list[Spare]:
+    """Return the matrices of streams and tables, and the convolutions that became two."""
+    blocks = {block.ranked: block for block in survey.blocks}
+    found: list[Spare] = []
+    for node in model.graph:
+        if BRIDGE in node.metadata_props:
+            found.append(Bridge(node, blocks.get(node.metadata_props[BRIDGE])))
+        if RANK in node.metadata_props:
+            first = node.inputs[0].producer() if node.inputs[0] is not None else None
+            assert first is not None
+            found.append(Pair(first, node, blocks.get(node.metadata_props[RANK])))
+    return found
+
+
+def pairs_of(model: ir.Model, survey: Survey) -> list[Pair]:
+    """Return the convolutions of a graph that became two."""
+    return [one for one in spares(model, survey) if isinstance(one, Pair)]
+
+
+def surplus(model: ir.Model, survey: Survey, counted: str, dead: Bools | None) -> int:
+    """Return what a model costs more than without everything that does not pay."""
+    return sum(one.more(survey, counted, dead) for one in spares(model, survey))
+
+
+def _cost(node: ir.Node, survey: Survey, counted: str, dead: Bools | None) -> int:
+    """Return the cost of a layer without the dead units."""
+    if counted == "macs":
+        return counting.node_macs(node, survey, dead)
+    size = math.prod(counting.operand_shape(node, survey, dead, 1))
+    return size * (1 if counted == "params" else survey.facts.dtypes[name_of(node, 1)].itemsize)
