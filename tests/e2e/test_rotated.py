@@ -55,6 +55,16 @@ def test_shares_are_net_of_the_matrices_that_a_basis_needs() -> None:
     assert left[1] - left[0] == WIDTH  # the shift of the normalization that is an output
 
 
+def test_matrices_of_a_stream_that_stays_whole_take_nothing_from_the_budget(ids: dict[str, Array]) -> None:
+    model = prenorm(end="normalized and scores", depth=2)
+    (name,) = [block["name"] for block in onnxgrail.inspect(model).blocks if block["kind"] == "stream"]
+    asked = {"data": ids, "target_params": "80%", "round_to": 1}
+    result = onnxgrail.compress(model, exclude=f"^{name}$", **asked)
+    alone = onnxgrail.compress(model, blocks=("mlp", "heads"), **asked)
+    assert result.report.data["model"]["budget"] == alone.report.data["model"]["budget"]
+    assert numbers(result) == numbers(alone)
+
+
 def test_a_tied_head_is_not_fitted_since_that_needs_a_copy_of_the_table(ids: dict[str, Array]) -> None:
     result = onnxgrail.compress(prenorm(end="tied", depth=2), data=ids, target_params="75%", blocks=("stream",))
     budget = result.report.data["model"]["budget"]
