@@ -99,6 +99,11 @@ class Recipe:
         return self.wants_size and self.quantize == "none" and not self.only_widths
 
     @property
+    def counts_bits(self) -> bool:
+        """Return True if the bits of weights count for the size that decides how much is removed."""
+        return self.chooses_bits or (self.target_size is not None and self.quantize in WEIGHTS)
+
+    @property
     def wants_size(self) -> bool:
         """Return True if the size of the file decides how much is removed."""
         return self.target_size is not None or (self.max_loss is not None and self.minimize == "size")

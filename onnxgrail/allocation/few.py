@@ -20,7 +20,6 @@ from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.machine.amounts import target_of
-from onnxgrail.options import WEIGHTS
 
 Bits = Mapping[str, int]
 LEVELS = (8, 4)
@@ -69,12 +68,12 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     If weights could have fewer bits and do not, the second result says why.
     """
     model = prepared.model
-    if recipe.target_size is not None and recipe.quantize in WEIGHTS:
+    if not recipe.counts_bits:
+        return (), ""
+    if not recipe.chooses_bits:
         plan = plan_of(model, prepared.survey.facts, recipe)
         coded = [rung for rung in _coded(model, plan.forms()) if rung.weight in plan.coded]
         return _rungs(model, [plan]) + tuple(replace(rung, forms={TABLE: rung.forms[TABLE]}) for rung in coded), ""
-    if not recipe.chooses_bits:
-        return (), ""
     if is_quantised(model):
         return (), "weights keep their bits: the model is quantized already"
     if recipe.target == "tensorrt" and not recipe.qdq:

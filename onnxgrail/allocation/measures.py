@@ -17,7 +17,7 @@ from onnxgrail.core import Block, Recipe
 from onnxgrail.graph.bits.plan import NONE, TABLE, plan_of
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.meter import Meter, Size, dead_of, meter_of
+from onnxgrail.graph.cost.meter import Counted, Meter, Size, dead_of, meter_of
 from onnxgrail.graph.cost.spare import surplus
 from onnxgrail.graph.io.model_file import HEAVY, LIMIT, bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.serial import pack, to_bytes
@@ -84,6 +84,24 @@ def measure_of(prepared: Prepared, metric: Metric) -> Measure:
     before = given if first is prepared else _counted(prepared, metric)
     meter = meter_of(prepared.model, prepared.survey, "params" if metric == "params" else "macs")
     return Measure(given, before, meter, 1 if metric == "params" else prepared.samples)
+
+
+def gone(prepared: Prepared, widths: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return the parameters, multiply-accumulates per run and bytes of weights that go at some widths."""
+    model, first = prepared.model, prepared.baseline
+    totals = [
+        (counting.parameters(one.model), counting.macs(one.model, one.survey), weight_bytes(one.model))
+        for one in (prepared, first)
+    ]
+    found = []
+    counted: tuple[Counted, ...] = ("params", "macs", "bytes")
+    for each, before, given in zip(counted, *totals, strict=True):
+        saved = meter_of(model, prepared.survey, each).saved
+        whole = saved({})
+        more = before - whole - given if prepared.survey.rotated(widths) else 0  # constants of normalizations
+        found.append(round(saved(widths) - whole - more))
+    params, macs, size = found
+    return params, macs, size
 
 
 def _counted(prepared: Prepared, metric: Metric) -> float:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrail.allocation.choose import by_ratio
+from onnxgrail.allocation.measures import gone
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.core import INNER, KINDS, Kind, Recipe
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.meter import gone
 from onnxgrail.graph.cuts.places import located, nodes_of
 from onnxgrail.graph.flatten.listed import unlisted_text
 from onnxgrail.graph.io.mapped import check_unchanged
@@ -106,12 +106,12 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[st
         one = every if kind == "all" else forms.get(kind, given)
         some = {b.name: 0 for b in one.survey.blocks if kind in (b.kind, "all")}
         if some:
-            lost = gone(one.model, one.survey, some)
+            lost = gone(one, some)
             shares[kind] = {"params": lost[0] / max(params, 1), "macs": lost[1] / max(macs, 1)}
     usual = selection.selected(every.survey.blocks, Recipe())  # the default choice of `compress`
     predicted = []
     for ratio in RATIOS:
-        lost = gone(every.model, every.survey, by_ratio(every, usual, ratio, recipe.round_to))
+        lost = gone(every, by_ratio(every, usual, ratio, recipe.round_to))
         left = {"params": params - lost[0], "macs": (macs - lost[1]) // prepared.samples}
         # Unknown if the weights are not stored at full size.
         predicted.append({"ratio": ratio, **left, "bytes": size - lost[2] if lost[2] < size else None})

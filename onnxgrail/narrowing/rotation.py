@@ -42,10 +42,11 @@ def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
 
     Tables cost multiply-accumulates, so parameters or bytes have to be asked for. Two convolutions cost less than one
     only without many of the channels between them: losses have to tell, not a share that is the same for all blocks.
+    Where bits are chosen with widths, a convolution stays one: what both of two cost in few bits is not known before.
     """
     searched = None if recipe.max_loss is None else recipe.minimize
     sized = searched in ("params", "size") or _any(recipe.ratio, recipe.target_params, recipe.target_size)
-    told = tells(prepared, recipe) and recipe.allocate in ("auto", "global")
+    told = tells(prepared, recipe) and recipe.allocate in ("auto", "global") and not recipe.counts_bits
     counted = told and (sized or searched is not None or recipe.target_macs is not None)
     fits = {"embedding": sized or recipe.widths is not None, "rank": counted or recipe.widths is not None}
     return [kind for kind in _turned(recipe) if fits.get(kind, True)]

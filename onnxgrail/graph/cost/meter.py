@@ -115,14 +115,6 @@ def dead_of(survey: Survey, widths: Mapping[str, int]) -> Bools:
     return survey.dead(block.ids[widths.get(block.name, block.units) :] for block in survey.blocks)
 
 
-def gone(model: ir.Model, survey: Survey, widths: Mapping[str, int]) -> tuple[int, int, int]:
-    """Return the parameters, multiply-accumulates and bytes that go at some widths."""
-    counted: tuple[Counted, ...] = ("params", "macs", "bytes")
-    meters = [meter_of(model, survey, each) for each in counted]
-    params, macs, size = (round(meter.saved(widths) - meter.saved({})) for meter in meters)
-    return params, macs, size
-
-
 def without_pairs(model: ir.Model, survey: Survey, widths: Mapping[str, int]) -> dict[str, int]:
     """Return widths at which blocks between two convolutions are whole where one of them has fewer parameters."""
     dead = dead_of(survey, widths)

@@ -1,4 +1,4 @@
-"""What bases of their own add to a model, and what stays out of it where that does not pay.
+"""The cost of what bases add to a model, and of what stays out of it where that does not pay.
 
 A stream or a table whose channels all stay needs no matrices, and a convolution stays one where two cost more.
 """
