@@ -18,7 +18,7 @@ UNITS = {
     "vo": "Channels of values",
     "stream": "Residual stream channels",
     "embedding": "Embedding channels",
-    "rank": "Channels between two convolutions",
+    "rank": "Low-rank channels",
 }
 SHARES = {
     "blocks": "parameters in blocks that can be narrowed",
