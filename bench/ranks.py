@@ -33,8 +33,8 @@ AMOUNTS: tuple[dict[str, Any], ...] = (
     {"target_params": "75%"},
     {"target_params": "50%"},
     {"target_params": "35%"},
-    {"max_loss": "1%"},
-    {"max_loss": "5%"},
+    {"max_loss": "1%", "minimize": "macs"},
+    {"max_loss": "5%", "minimize": "macs"},
 )
 RUNS = 200
 

@@ -16,6 +16,7 @@ from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
+from onnxgrail.graph.flatten.branches import folded
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
@@ -42,12 +43,13 @@ def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
 
     Tables cost multiply-accumulates, so parameters or bytes have to be asked for. Two convolutions cost less than one
     only without many of the channels between them: losses have to tell, not a share that is the same for all blocks.
+    They take longer than one with as many multiply-accumulates, so latency must not be what is asked for.
     Where bits are chosen with widths, a convolution stays one: what both of two cost in few bits is not known before.
     """
     searched = None if recipe.max_loss is None else recipe.minimize
     sized = searched in ("params", "size") or _any(recipe.ratio, recipe.target_params, recipe.target_size)
     told = tells(prepared, recipe) and recipe.allocate in ("auto", "global") and not recipe.counts_bits
-    counted = told and (sized or searched is not None or recipe.target_macs is not None)
+    counted = told and (sized or searched == "macs" or recipe.target_macs is not None)
     fits = {"embedding": sized or recipe.widths is not None, "rank": counted or recipe.widths is not None}
     return [kind for kind in _turned(recipe) if fits.get(kind, True)]
 
@@ -117,7 +119,7 @@ def _in_bases(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats],
     """Return the model in other bases, run once and traced."""
     if not found.names:
         return replace(prepared, survey=_refused(prepared.survey, found.refusals))
-    seen = look(keep(rotate(found, bases)), prepared.batches, recipe.providers)
+    seen = look(folded(keep(rotate(found, bases))), prepared.batches, recipe.providers)
     survey = _refused(trace(seen.model, seen.facts, interface=recipe.kv_io), found.refusals)
     return replace(
         prepared,

@@ -13,7 +13,6 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Bools, Floats
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import dead_of
-from onnxgrail.graph.cost.spare import Pair
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.search.kernels import Measured
 
@@ -102,18 +101,6 @@ class Features:
         macs = counting.node_macs(node, self._survey, dead) * (self._padding(node, dead) if padded else 1.0)
         read = self._bytes(node.inputs, dead, blocked=blocked) + self._constants(node, dead)
         return np.array([1.0, macs, written + read])
-
-    def single(self, pair: Pair, kind: Kind, dead: Bools | None) -> Floats:
-        """Return (3,) features of the one convolution that two stand for, as a kernel of some kind."""
-        blocked, wanted = kind[-1] == BLOCKED, self._survey.dead([]) if dead is None else dead
-        source, made = pair.first.inputs[0], pair.second.outputs[0]
-        channels = self._channels(pair.first, dead), self._shape(made, dead)[1]
-        read, written = map(self._up, channels) if blocked else channels
-        places = math.prod(self._shape(made, None)) // self._shape(made, None)[1]
-        taps = math.prod(self._weight(pair.taps, None)[2:])
-        weight = taps * math.prod(channels) * self._survey.facts.dtypes[pair.weight].itemsize
-        moved = self._bytes([source], wanted, blocked=blocked) + self._bytes([made], wanted, blocked=blocked)
-        return np.array([1.0, places * taps * read * written, moved + weight])
 
     def moved(self, node: ir.Node, dead: Bools) -> float:
         """Return the bytes that are converted for a node whose layout changed: those of a pool without blocks.

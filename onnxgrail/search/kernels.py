@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import onnx_ir as ir
 
@@ -17,9 +17,7 @@ from onnxgrail.calibration.runtime.profile import Kernel, Profile, profiles_of
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Feed, Recipe
 from onnxgrail.errors import OnnxGrailError, StoppedError
-from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.cost.counting import CONVOLUTIONS, PRODUCTS
-from onnxgrail.graph.cost.spare import pairs_of
 from onnxgrail.graph.io.model_file import HEAVY, copy, weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.rewrite.interface import changed, fit
@@ -67,13 +65,11 @@ class Kernels:
         measured: by widths.
         block: channels per block of the convolutions on this machine, 1 if none has blocks.
         note: why nothing was measured; empty if it was.
-        single: time of the convolutions that became two, by their weight.
     """
 
     measured: tuple[Measured, ...] = ()
     block: int = 1
     note: str = ""
-    single: Durations = field(default_factory=dict)
 
 
 def measured_kernels(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> Kernels:
@@ -106,20 +102,7 @@ def _measured(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> Ke
         raise
     except OnnxGrailError:  # narrower models may not run: the widths of blocks are proved one by one
         profiles = _profiles(prepared, widths[:1], recipe)
-    found = kernels_of(prepared.model, tuple(zip(widths, profiles, strict=False)))
-    pairs = {pair.weight for pair in pairs_of(prepared.model, prepared.survey)}
-    return replace(found, single=_single(prepared.baseline, pairs, recipe)) if pairs else found
-
-
-def _single(prepared: Prepared, weights: Collection[str], recipe: Recipe) -> Durations:
-    """Measure the convolutions of a model that became two."""
-    (measured,) = kernels_of(prepared.model, zip([{}], _profiles(prepared, [{}], recipe), strict=True)).measured
-    found = {}
-    for node in prepared.model.graph:
-        weight = name_of(node, 1)
-        if node.op_type in CONVOLUTIONS and weight in weights and key(node) in measured.work:
-            found[weight] = measured.work[key(node)]
-    return found
+    return kernels_of(prepared.model, tuple(zip(widths, profiles, strict=False)))
 
 
 def _profiles(prepared: Prepared, widths: Sequence[Mapping[str, int]], recipe: Recipe) -> tuple[Profile, ...]:
@@ -251,7 +234,7 @@ def _record(kernels: Kernels) -> Record:
 
 def _kernels(record: Record) -> Kernels:
     measured = (Measured(**{**each, "blocked": tuple(each["blocked"])}) for each in record.notes["measured"])
-    return Kernels(**{**record.notes, "measured": tuple(measured)})
+    return Kernels(measured=tuple(measured), block=record.notes["block"], note=record.notes["note"])
 
 
 KERNELS = Codec(_record, _kernels)

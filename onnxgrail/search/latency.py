@@ -15,8 +15,6 @@ from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Block, Bools, Floats, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Meter, Part
-from onnxgrail.graph.cost.spare import Pair, pairs_of
-from onnxgrail.graph.trace.facts import key
 from onnxgrail.machine.job import Job
 from onnxgrail.search.features import Features, Kind, Place, Sample
 from onnxgrail.search.kernels import KERNELS, Kernels, Measured, measured_kernels
@@ -47,9 +45,8 @@ def modeled(prepared: Prepared, blocks: Sequence[Block], job: Job) -> tuple[Meas
     if not kernels.measured:
         return None, f"multiply-accumulates stand for latency: {kernels.note}"
     full = kernels.measured[0]
-    measure = latency_measure(prepared, kernels)
-    note = f"latency is modeled: kernels of known nodes take {full.share:.0%} of {float(f'{measure.given:.2g}'):g} ms"
-    return measure, note
+    note = f"latency is modeled: kernels of known nodes take {full.share:.0%} of {full.ms:g} ms"
+    return latency_measure(prepared, kernels), note
 
 
 def slower(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Times | None:
@@ -98,24 +95,7 @@ def latency_measure(prepared: Prepared, kernels: Kernels) -> Measure:
             known = features.kind_at(sample.node, sample.kind, None) == sample.kind
             groups[blocks].append(_Term(sample, of if known else {sample.kind: of[sample.kind]}))
     parts = [Part(blocks, _Saved(features, tuple(terms))) for blocks, terms in groups.items()]
-    terms = {key(term.full.node): term for some in groups.values() for term in some if not term.full.place[1]}
-    parts += _whole(prepared, kernels, features, terms)
-    meter = Meter(prepared.survey, parts)
-    return Measure(full.ms - meter.saved({}), full.ms, meter)
-
-
-def _whole(prepared: Prepared, kernels: Kernels, features: Features, terms: Mapping[str, _Term]) -> list[Part]:
-    """Return what is saved where one convolution stays in the place of two, as far as all of them were measured."""
-    survey, found = prepared.survey, []
-    owner = counting.owners(survey)
-    for pair in pairs_of(prepared.model, survey):
-        nodes = pair.first, pair.second
-        if pair.weight in kernels.single and all(key(node) in terms for node in nodes):
-            blocks = counting.owned(owner, [units for node in nodes for units in counting.units_at(node, survey)])
-            both = terms[key(pair.first)], terms[key(pair.second)]
-            whole = _Whole(_Saved(features, both), pair, terms[key(pair.taps)], kernels.single[pair.weight])
-            found.append(Part(tuple(sorted(blocks)), whole))
-    return found
+    return Measure(full.ms, full.ms, Meter(prepared.survey, parts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,10 +116,6 @@ class _Saved:
     def __call__(self, dead: Bools) -> float:
         return sum(self._saved(term, dead) for term in self.terms)
 
-    def left(self, dead: Bools) -> float:
-        """Return the milliseconds that are left."""
-        return sum(float(term.laws[term.full.kind] @ term.full.features) for term in self.terms) - self(dead)
-
     def _saved(self, term: _Term, dead: Bools) -> float:
         node, full = term.full.node, term.full.kind
         laid = self.features.kind_at(node, full, dead)
@@ -148,24 +124,6 @@ class _Saved:
         if laid != full and (moved := self.features.moved(node, dead)):
             left += 2.0 * moved * term.full.ms / term.full.features[-1]  # read and written, at the speed of the pool
         return float(term.laws[full] @ term.full.features - left)  # exactly 0 at full widths
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Whole:
-    """The milliseconds that one convolution takes less than the two that stand for it; 0 if it takes more.
-
-    Its time follows its quantities as that of the one with several taps does.
-    """
-
-    both: _Saved
-    pair: Pair
-    taps: _Term
-    ms: float
-
-    def __call__(self, dead: Bools) -> float:
-        law, of = self.taps.laws[self.taps.full.kind], self.both.features.single
-        full, left = (float(law @ of(self.pair, self.taps.full.kind, units)) for units in (None, dead))
-        return max(self.both.left(dead) - self.ms * left / full, 0.0)
 
 
 def _laws(features: Features, measured: Sequence[Measured]) -> Mapping[Place, Mapping[Kind, Floats]]:

@@ -109,3 +109,25 @@ def test_the_whole_of_a_ratio_is_that_of_one_convolution(images: dict[str, Array
     gone = found["params_before"] - found["params_after"]
     assert gone / found["ratio_total"] == pytest.approx(found["achieved_ratio"])
     assert found["achieved_ratio"] == pytest.approx(0.4, abs=0.03)
+
+
+def test_a_convolution_in_a_branch_becomes_two(images: dict[str, Array]) -> None:
+    low = planted().graph.initializers["low"].const_value
+    assert low is not None
+    model = tiny(
+        "float[N,8,6,6] x => float[] y",
+        "top = ReduceMax<keepdims=0>(x)\ngate = Greater(top, least)\nh = Conv<pads=[1,1,1,1]>(x, first)\nr = Relu(h)\n"
+        "m = If(gate) <then_branch = full () => (float[] t) { t = Conv<pads=[1,1,1,1]>(r, low) },"
+        " else_branch = none () => (float[] e) { e = Neg(r) }>\n"
+        "s = Relu(m)\nboth = Add(r, s)\ny = Conv(both, last)",
+        {
+            "first": (CHANNELS, 8, 1, 1),
+            "low": low.numpy(),
+            "last": (6, CHANNELS, 1, 1),
+            "least": np.array(-9, np.float32),
+        },
+    )
+    (block,) = [block for block in onnxgrail.inspect(model).blocks if block["kind"] == "rank"]
+    result = onnxgrail.compress(model, data=images, widths={block["name"]: RANK})
+    want, got = (run(one, images)["y"] for one in (model, result.model))
+    assert np.square(got - want).sum() < 1e-5 * np.square(want).sum()

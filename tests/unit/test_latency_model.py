@@ -26,7 +26,6 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import decode, encode
 from onnxgrail.machine.steps.journal import Folder
 from onnxgrail.machine.steps.steps import Steps
-from onnxgrail.narrowing.rotation import unmeasured
 from onnxgrail.search import kernels as measuring
 from onnxgrail.search import latency
 from onnxgrail.search.kernels import KERNELS, Kernels, Measured, attributed, measured_kernels
@@ -77,29 +76,6 @@ def test_exact_at_full_widths_and_growing_with_every_width(name: str) -> None:
         assert all(a <= b + 1e-12 for a, b in itertools.pairwise(costs))
         assert costs[0] < costs[-1]
     assert cost(halves(prepared)) == pytest.approx(kernels.measured[1].ms, rel=0.05)
-
-
-def test_one_convolution_stays_where_two_take_longer() -> None:
-    shapes = {"w": (48, 32, 3, 3), "v": (4, 48, 1, 1)}
-    model = tiny(
-        "float[N,32,8,8] x => float[] y", "h = Conv<pads=[1,1,1,1]>(x, w)\nr = Relu(h)\ny = Conv(r, v)", shapes
-    )
-    given = prepared_of(model)
-    before = fake(given, {})
-    prepared = unmeasured(given, Recipe(blocks=("rank", "conv")))
-    full = fake(prepared, {})
-    assert full.ms > before.ms
-    kernels = Kernels(measured=(full, fake(prepared, halves(prepared))), single={"w": before.work["h"]})
-    cost = latency_measure(prepared, kernels)
-    assert cost.given == cost({}) == pytest.approx(before.ms, rel=0.01)
-    (name,) = [block.name for block in prepared.survey.blocks if block.kind == "rank"]
-    (outer,) = [block.name for block in prepared.survey.blocks if block.kind == "conv"]
-    costs = [cost({name: width}) for width in range(1, 33)]
-    assert all(a <= b + 1e-12 for a, b in itertools.pairwise(costs))
-    assert costs[8] < costs[-2] == costs[-1]  # with one channel less, two still take longer
-    assert cost({outer: 24}) == pytest.approx(fake(given, {given.survey.blocks[0].name: 24}).ms, rel=0.02)
-    again = KERNELS.decode(decode(encode(KERNELS.encode(kernels))))
-    assert again.single == kernels.single
 
 
 def test_nodes_without_narrowed_channels_cost_the_same() -> None:

@@ -54,16 +54,6 @@ class Pair:
         """Return both nodes."""
         return self.first, self.second
 
-    @property
-    def taps(self) -> ir.Node:
-        """Return the one with several taps."""
-        return self.first if name_of(self.first, 1) == self.weight else self.second
-
-    @property
-    def weight(self) -> str:
-        """Return the weight of the convolution that they were."""
-        return self.second.metadata_props[RANK]
-
     def more(self, survey: Survey, counted: str, dead: Bools | None) -> int:
         """Return what both cost more than the one that they were, without the dead units; 0 if they cost less.
 

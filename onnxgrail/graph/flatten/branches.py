@@ -53,6 +53,12 @@ def scope_of(node: ir.Node) -> Scope:
     return found
 
 
+def stand_beside(node: ir.Node, other: ir.Node) -> None:
+    """Put a new node into the branches of another one."""
+    if _SCOPE in other.meta:
+        node.meta[_SCOPE] = other.meta[_SCOPE]
+
+
 def in_branch(weight: ir.Value) -> bool:
     """Return True if a weight belongs to a branch."""
     return bool(weight.meta.get(_SCOPE))

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Refusal
+from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, hand_over
 from onnxgrail.graph.rotate.layers import Slot
@@ -170,6 +171,7 @@ def follow(
     if maker is None:
         graph.insert_before(graph[0], node)
     else:
+        stand_beside(node, maker)
         graph.insert_after(maker, node)
     if output and value.is_graph_output():
         hand_over(graph, value, fresh)
