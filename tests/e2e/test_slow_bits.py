@@ -18,6 +18,8 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.finishing import empty
 from onnxgrail.narrowing.bits import speed, stage
+from onnxgrail.search import latency
+from onnxgrail.search.kernels import Kernels
 from tests.tiny import tiny
 
 from . import nets
@@ -38,8 +40,9 @@ def wide(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _whole_runs_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These models take microseconds, in which other work on the machine decides."""
+    """These models take microseconds, in which other work on the machine decides, also about widths."""
     monkeypatch.setattr(empty, "slower", lambda *_: None)
+    monkeypatch.setattr(latency, "measured_kernels", lambda *_: Kernels(note="not here"))
     monkeypatch.setenv("ONNXGRAIL_CACHE", str(tmp_path / "cache"))
 
 
