@@ -185,11 +185,6 @@ def _kept(changes: Sequence[Change]) -> dict[str, int]:
     return {change.block.name: change.reducer.kept.size for change in changes}
 
 
-def decide(prepared: Prepared, job: Job) -> Decision:
-    """Plan what becomes of a model, and decide it; see `planned`."""
-    return settled(planned(prepared, job), job)
-
-
 def _confirmed(run: Run) -> tuple[Refusal, ...]:
     """Prove again with the units that are really removed, and take back the changes of blocks that fail."""
     prepared, blocks = run.prepared, [c.block for c in run.changes]

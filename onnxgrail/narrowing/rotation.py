@@ -168,10 +168,9 @@ def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence
     for name, inside in found.heads.items():
         left = iter(measured[name])
         sums = [[list(islice(left, len(heads))) for heads in part.index] for part in inside.measured]
-        if inside.kind == "vo":
-            bases[name] = basis_of_values(sums, found.products(name))
-        elif inside.kind == "rank":
-            bases[name] = basis_of_values(sums, found.products(name))[0]
+        if inside.kind != "qk":
+            groups = basis_of_values(sums, found.products(name))
+            bases[name] = groups[0] if inside.kind == "rank" else groups
         elif inside.units is not None:
             bases[name] = order_of_pairs(sums[0], sums[1], list(left), inside.units)
         else:

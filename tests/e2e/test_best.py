@@ -15,7 +15,7 @@ from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.stream import stream
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing import best, layers
-from onnxgrail.narrowing.decide import Decision, decide
+from onnxgrail.narrowing.decide import Decision, planned, settled
 from onnxgrail.options import FITS
 from onnxgrail.recipe.check import recipe_of
 from tests.oracle import run
@@ -48,7 +48,8 @@ def made() -> tuple[dict[str, Any], Any, Decision]:
     x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)) + 1.0  # so that a bias pays
     choices = {"selector": "wanda", "unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "samples": ROWS}
     recipe = recipe_of(choices)
-    return weights, x, decide(prepare(model, {"x": x}, Job(recipe=recipe), held_out=0), Job(recipe=recipe))
+    job = Job(recipe=recipe)
+    return weights, x, settled(planned(prepare(model, {"x": x}, job, held_out=0), job), job)
 
 
 def fitted(z: Any, target: Any, start: Any, alpha: float, *, affine: bool) -> tuple[Any, Any]:

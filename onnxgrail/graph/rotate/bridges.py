@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Refusal
+from onnxgrail.core import Array, Refusal
+from onnxgrail.graph.cost.counting import node_macs
 from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, hand_over
@@ -18,6 +19,7 @@ from onnxgrail.graph.rotate.marked import BRIDGE
 from onnxgrail.graph.rotate.norms import sole
 from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts
+from onnxgrail.graph.trace.survey import Survey
 
 USABLE = 0.75  # share of the channels at which a stream with its matrices has to cost less than without
 
@@ -45,7 +47,9 @@ def refusal(stream: Stream, facts: Facts) -> Refusal | None:
 
 def _dear(stream: Stream, walls: Sequence[Wall], facts: Facts) -> Refusal | None:
     """Return a refusal if the matrices that walls need cost more than a narrower stream saves."""
-    saved = (1 - USABLE) * sum(_macs(slot.node, facts) for slot in stream.slots if slot.operand == 1)
+    bare = Survey(blocks=(), refusals=(), facts=facts, marks={}, operands={}, ids=1)
+    layers = [slot.node for slot in stream.slots if slot.operand == 1]
+    saved = (1 - USABLE) * sum(node_macs(node, bare, None) for node in layers)
     added = USABLE * stream.width * sum(math.prod(facts.shapes[wall.value.name or ""]) for wall in walls)
     if saved > added or not walls:
         return None
@@ -56,14 +60,6 @@ def _dear(stream: Stream, walls: Sequence[Wall], facts: Facts) -> Refusal | None
         f"their matrices add {added:,.0f} multiply-accumulates where {saved:,.0f} are saved"
     )
     return Refusal(value=stream.norms[0].source.name or "", node=node, op=op, reason=reason)
-
-
-def _macs(node: ir.Node, facts: Facts) -> int:
-    """Count the multiply-accumulates of a matrix or a convolution that writes to a stream or reads it, 0 for others."""
-    if node.op_type not in ("MatMul", "Gemm", "Conv"):
-        return 0
-    source, weight, out = (facts.shapes[v.name or ""] for v in (*node.inputs[:2], node.outputs[0]) if v is not None)
-    return math.prod(out) * (math.prod(weight[1:]) if node.op_type == "Conv" else source[-1])
 
 
 def walls_of(stream: Stream, facts: Facts) -> list[Wall]:
@@ -136,19 +132,27 @@ def bridge(graph: ir.Graph, wall: Wall, facts: Facts, basis: str) -> Facts:
     """
     value, name = wall.value, wall.value.name or ""
     shape, dtype = facts.shapes[name], facts.dtypes[name]
-    eye = constant(graph, np.eye(shape[wall.axis]).astype(dtype), f"{name}/basis")
+    numbers = np.eye(shape[wall.axis]).astype(dtype)
+    eye = constant(graph, numbers, f"{name}/basis")
     node = ir.Node("", "MatMul", [value, eye], num_outputs=1, name=free_name(graph, f"{name}/rebased"))
     node.metadata_props[BRIDGE] = basis
     if not wall.ahead:
         follow(graph, node, value, [use.node for use in value.uses() if use.node is not node])
     else:
         follow(graph, node, value, [] if wall.node is None else [wall.node], output=wall.node is None)
-    found = {v.name or "": shape for v in (value, *node.outputs)} | {eye.name or "": (shape[wall.axis],) * 2}
+    return with_layer(facts, (value, *node.outputs), shape, eye, numbers)
+
+
+def with_layer(
+    facts: Facts, tensors: Iterable[ir.Value], shape: tuple[int, ...], weight: ir.Value, numbers: Array
+) -> Facts:
+    """Return facts with what a new layer reads and makes, both of one shape, and its weight with these numbers."""
+    found = {value.name or "": shape for value in tensors} | {weight.name or "": numbers.shape}
     return replace(
         facts,
         shapes={**facts.shapes, **found},
-        dtypes={**facts.dtypes, **dict.fromkeys(found, dtype)},
-        constants=facts.constants | {eye.name or ""},
+        dtypes={**facts.dtypes, **dict.fromkeys(found, numbers.dtype)},
+        constants=facts.constants | {weight.name or ""},
     )
 
 

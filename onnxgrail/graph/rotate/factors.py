@@ -7,7 +7,6 @@ after them: a pair of low rank (Denton et al. 2014, arXiv 1404.0736; Zhang et al
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -16,10 +15,10 @@ from onnxgrail.graph.attributes import MICROSOFT, integers, name_of
 from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
-from onnxgrail.graph.rotate.bridges import bridge, follow
+from onnxgrail.graph.rotate.bridges import bridge, follow, with_layer
 from onnxgrail.graph.rotate.inside import Inside, Part
 from onnxgrail.graph.rotate.layers import Slot, weight_of
-from onnxgrail.graph.rotate.marked import MARK, RANK, TURNED
+from onnxgrail.graph.rotate.marked import MARK, TURNED
 from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts, key
 
@@ -127,14 +126,13 @@ def divided(model: ir.Model, facts: Facts, conv: ir.Node) -> tuple[Facts, Inside
         The facts, and the channels between the two.
     """
     graph, name = model.graph, name_of(conv, 1)
-    source, made, weight = conv.inputs[0], conv.outputs[0], conv.inputs[1]
+    source, made, shape = conv.inputs[0], conv.outputs[0], facts.shapes[name]
     assert source is not None
-    assert weight is not None
-    shape = facts.shapes[weight.name or ""]
     first, (width, _) = _goes_first(conv, shape), _between(conv, shape)
     value = source if first else made
-    dtype = facts.dtypes[weight.name or ""]
-    eye = constant(graph, np.eye(width, dtype=dtype).reshape(width, width, *[1] * len(shape[2:])), f"{name}/rank")
+    sizes, dtype = facts.shapes[value.name or ""], facts.dtypes[name]
+    numbers = np.eye(width, dtype=dtype).reshape(width, width, *[1] * len(shape[2:]))
+    eye = constant(graph, numbers, f"{name}/rank")
     bias = [] if first else list(conv.inputs[2:])
     path = conv.name or key(conv)
     label = free_name(graph, f"{path}_rank" if "/" in path.strip("/") else f"{path}/rank")  # in the scope of the other
@@ -146,20 +144,10 @@ def divided(model: ir.Model, facts: Facts, conv: ir.Node) -> tuple[Facts, Inside
         conv.resize_inputs(2)
         follow(graph, node, value, [use.node for use in value.uses() if use.node is not node], output=True)
     makes, reads = (node, conv) if first else (conv, node)
-    reads.metadata_props[RANK] = name
     index = np.arange(width)[None, None]
     parts = [
         Part(node=one, operand=1, axis=axis, index=index, inverse=one is reads, source=(value.name or "", 1))
         for one, axis in ((makes, 0), (reads, 1))
     ]
     inside = Inside(name=name, kind="rank", node=reads, groups=1, width=width, parts=tuple(parts))
-    found = {
-        v.name or "": facts.shapes[source.name or "" if first else made.name or ""] for v in (*node.outputs, value)
-    }
-    found[eye.name or ""] = (width, width, *shape[2:])
-    return replace(
-        facts,
-        shapes={**facts.shapes, **found},
-        dtypes={**facts.dtypes, **dict.fromkeys(found, dtype)},
-        constants=facts.constants | {eye.name or ""},
-    ), inside
+    return with_layer(facts, (value, *node.outputs), sizes, eye, numbers), inside

@@ -15,7 +15,7 @@ from onnxgrail.core import Floats, Ints
 from onnxgrail.graph import slots
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rotate.inside import Inside, Part
-from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER, PICKED
+from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER, PICKED, RANK
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
 
@@ -30,8 +30,8 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         facts: of the graph.
         captured: names that bodies of nodes read.
     """
-    if inside.kind != "rank":
-        inside.node.metadata_props.update({MARK: inside.name, INSIDE: inside.kind})
+    marks = {RANK: inside.name} if inside.kind == "rank" else {MARK: inside.name, INSIDE: inside.kind}
+    inside.node.metadata_props.update(marks)
     if inside.units is not None:
         first = [inside.units.tolist().index(unit) for unit in basis.astype(int).tolist()]
         inside.node.metadata_props[ORDER] = ",".join(map(str, first))
