@@ -131,3 +131,19 @@ def test_a_convolution_in_a_branch_becomes_two(images: dict[str, Array]) -> None
     result = onnxgrail.compress(model, data=images, widths={block["name"]: RANK})
     want, got = (run(one, images)["y"] for one in (model, result.model))
     assert np.square(got - want).sum() < 1e-5 * np.square(want).sum()
+
+
+def test_a_convolution_that_makes_an_output_becomes_two(images: dict[str, Array]) -> None:
+    """Its part of a single tap comes second, and takes the name of the output."""
+    rng = np.random.default_rng(0)
+    low = np.einsum("or,rckl->ockl", rng.normal(size=(32, RANK)), rng.normal(size=(RANK, CHANNELS, 3, 3)) / 20)
+    model = tiny(
+        "float[N,8,6,6] x => float[] y",
+        "h = Conv(x, first)\nr = Relu(h)\ny = Conv<pads=[1,1,1,1]>(r, last)",
+        {"first": (CHANNELS, 8, 1, 1), "last": low.astype(np.float32)},
+    )
+    (block,) = [block for block in onnxgrail.inspect(model).blocks if block["kind"] == "rank"]
+    result = onnxgrail.compress(model, data=images, widths={block["name"]: RANK})
+    assert [value.name for value in result.model.graph.outputs] == ["y"]
+    want, got = (run(one, images)["y"] for one in (model, result.model))
+    assert np.square(got - want).sum() < 1e-5 * np.square(want).sum()

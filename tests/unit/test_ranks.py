@@ -162,3 +162,10 @@ def cost(model: ir.Model, counted: Counted) -> int:
     if counted == "macs":
         return counting.macs(model, trace(model, observe(model, feed(model))))
     return counting.parameters(model) if counted == "params" else weight_bytes(model)
+
+
+def test_what_tells_the_basis_is_a_tensor_of_the_model() -> None:
+    """Also where the first part hands the name of an output over to the second one."""
+    given, shape, attributes = FORMS["last"]
+    model = tiny(f"{given} => float[] y", f"y = Conv<{attributes}>(x, w)", {"w": shape})
+    assert {part.source for part in divided(model).heads["w"].parts} == {("y", 1)}

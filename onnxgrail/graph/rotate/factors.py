@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrail.graph.attributes import MICROSOFT, integers, name_of
 from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.rewrite.unique import free_name, name_before
 from onnxgrail.graph.rotate.bridges import bridge, follow, with_layer
 from onnxgrail.graph.rotate.inside import Inside, Part
 from onnxgrail.graph.rotate.layers import Slot, weight_of
@@ -146,7 +146,7 @@ def divided(model: ir.Model, facts: Facts, conv: ir.Node) -> tuple[Facts, Inside
     makes, reads = (node, conv) if first else (conv, node)
     index = np.arange(width)[None, None]
     parts = [
-        Part(node=one, operand=1, axis=axis, index=index, inverse=one is reads, source=(value.name or "", 1))
+        Part(node=one, operand=1, axis=axis, index=index, inverse=one is reads, source=(name_before(value), 1))
         for one, axis in ((makes, 0), (reads, 1))
     ]
     inside = Inside(name=name, kind="rank", node=reads, groups=1, width=width, parts=tuple(parts))
