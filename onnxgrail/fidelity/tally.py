@@ -96,14 +96,14 @@ class Tally:
         for name, judge in self._judges.items():
             judge.read([batch[name] for batch in self._waiting if name in batch])
         boxes = any(part.kind == "values" for judge in self._judges.values() for part in judge.parts)
-        for batch in self._waiting:
+        while self._waiting:
+            batch = self._waiting.pop(0)
             positions: dict[tuple[int, ...], Bools] = {}
             for name, seen in batch.items() if boxes else ():
                 for mask in self._judges[name].active(seen):
                     positions[mask.shape] = mask & positions.get(mask.shape, np.True_)
             for name, seen in batch.items():
                 self._judges[name].measure(seen, positions)
-        self._waiting = []
 
     def tables(self) -> tuple[Table, ...]:
         """Return the sums per sample of all judged outputs, one table per part."""
@@ -148,12 +148,17 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Seen:
-    """One output in one batch."""
+    """One output in one batch.
+
+    Attributes:
+        whole: parts of the output that are a single block of samples, once they were cut out.
+    """
 
     wanted: Array
     got: Array
     far: Distances
     mask: Bools | None
+    whole: dict[Part, Batch] = field(default_factory=dict)
 
     def blocks(self, part: Part, read: Bools | None = None) -> Iterator[Batch]:
         """Yield the part of the output, a block of samples at a time.
@@ -162,6 +167,9 @@ class _Seen:
             part: its content.
             read: mask of positions with a score that is read; it has the axes of the output.
         """
+        if part in self.whole:
+            yield replace(self.whole[part], read=read)
+            return
         count = len(self.wanted)
         mask = self.mask if self.mask is not None and self.wanted.shape[:2] == self.mask.shape else None
         if part.kind in DISTANT:
@@ -177,7 +185,10 @@ class _Seen:
                 a, b = (np.where(widened(shown, a.ndim), side, 0.0) for side in (a, b))
             far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})
             some = None if read is None else read[cut]
-            yield Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some)
+            batch = Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some)
+            if step >= count:
+                self.whole[part] = batch
+            yield batch
 
     def active(self, part: Part) -> Bools:
         """Return the mask (n, positions) of positions with a score that is read."""
@@ -210,7 +221,12 @@ def _columns(values: Array, part: Part) -> Floats:
     """Return the columns of a part, in float64; scores of classes are multiplied by their gate, as decoders do."""
     if part.columns is None or part.axis is None:
         return values.astype(np.float64)
-    values = np.moveaxis(np.take(values, part.columns, axis=part.axis).astype(np.float64), part.axis, -1)
+    first, count = part.columns[0], len(part.columns)
+    if part.columns == tuple(range(first, first + count)):  # columns side by side need no copy of their own
+        values = values[(slice(None),) * part.axis + (slice(first, first + count),)]
+    else:
+        values = np.take(values, part.columns, axis=part.axis)
+    values = np.moveaxis(values.astype(np.float64), part.axis, -1)
     if part.gate is not None:
         gate = values[..., part.gate].copy()
         values *= gate[..., None]
