@@ -107,12 +107,12 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
 def shorten(model: ir.Model) -> None:
     """Remove default values from the last entry, to save bytes.
 
-    The amount stays. What the effort fills in counts as a default.
+    The amount stays. What the effort fills in counts as a default, but for refinements, which need torch.
     """
     *others, last = runs(model)
     chosen, usual = last["recipe"], plain(dataclasses.asdict(Recipe()))
     first = {name: chosen[name] for name in ("effort", "compensate", "max_loss") if chosen[name] != usual[name]}
-    usual |= {name: value for name, value in filled(first).items() if name not in first}
+    usual |= {name: value for name, value in filled(first).items() if name not in {*first, "refine"}}
     stay = {name for name in (*AMOUNTS, "only_widths") if chosen[name] is not None}
     choices = {name: value for name, value in chosen.items() if name in stay or value != usual.get(name)}
     model.metadata_props[KEY] = json.dumps([*others, {**last, "recipe": choices}], sort_keys=True)

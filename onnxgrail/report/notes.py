@@ -129,6 +129,8 @@ def _unjudged(recipe: Recipe, found: Found | None) -> str:
     if found is None:
         return ""
     steps = [f"--method {name}" for name in recipe.method if name != "grail"]
+    kinds = ",".join(kind for kind in recipe.refine if kind not in recipe.method)
+    steps += [f"--refine {kinds}"] if kinds else []
     return f"the loss was measured before {' and '.join(steps)}; Fidelity tells that of the result" if steps else ""
 
 

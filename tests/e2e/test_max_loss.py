@@ -14,9 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxgrail
 from onnxgrail.allocation.measures import measure_of
 from onnxgrail.calibration.runtime.timing import Times
+from onnxgrail.core import Outcome
 from onnxgrail.errors import DataError, MetricError, NothingToCompressError, UsageError
 from onnxgrail.finishing import empty
+from onnxgrail.machine.progress import Progress
+from onnxgrail.methods.refine.refinement import Refined, Refinement
 from onnxgrail.narrowing import widths
+from onnxgrail.registry import REFINEMENTS
 from onnxgrail.search import within as searching
 from tests.judging import killed, recorded
 
@@ -228,3 +232,26 @@ def test_the_recipe_of_the_model_repeats_the_search(model: Path, tmp_path: Path)
     assert (recipe["max_loss"], recipe["ratio"], recipe["minimize"]) == (0.01, None, "params")
     again = onnxgrail.apply(tmp_path / "r.json", model, tmp_path / "p.onnx", data=inputs(96))
     assert again.report.data["allocation"]["search"] == data["allocation"]["search"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.2])
+def test_a_refinement_that_breaks_the_limit_is_taken_back(
+    model: Path, tmp_path: Path, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaled(job: Refinement, _: Progress) -> tuple[Refined, ...]:
+        for name, value in job.slim.graph.initializers.items():
+            assert value.const_value is not None
+            job.write({name: scale * value.const_value.numpy()})
+        return (Refined(block="model", kind="laco", before=0.5, after=0.1, epochs=1, seconds=0.0, outcome=Outcome()),)
+
+    monkeypatch.setitem(REFINEMENTS, "laco", scaled)
+    for place in ("methods.require_torch", "methods.refine.steps.require_torch"):
+        monkeypatch.setattr(f"onnxgrail.{place}", lambda recipe: None)
+    report = compressed(model, tmp_path / "r.onnx", refine="laco", held_out=32, data=inputs(160))
+    (entry,) = report["refines"]
+    assert any("the loss was measured before --refine laco;" in note for note in report["notes"])
+    file = onnx.load(tmp_path / "r.onnx")
+    whole = max(abs(numpy_helper.to_array(array)).max() for array in file.graph.initializer)
+    assert (entry["after"] == entry["before"]) == (scale < 1)
+    assert ("taken back" in entry["outcome"]["reason"]) == (scale < 1)
+    assert whole > 1  # a fifth of the weights would be below

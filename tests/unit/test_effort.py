@@ -40,6 +40,25 @@ def test_the_effort_fills_in_what_nobody_chose(choices: dict[str, Any], wanted: 
     assert (recipe.selector, recipe.compensate, recipe.allocate) == wanted
 
 
+@pytest.mark.parametrize(
+    ("choices", "torch", "wanted"),
+    [
+        ({"effort": "max"}, True, ("laco", "distill")),
+        ({"effort": "max"}, False, ()),
+        ({"effort": "normal"}, True, ()),
+        ({"effort": "max", "refine": "none"}, True, ()),
+        ({"effort": "max", "refine": "norms"}, True, ("norms",)),
+        ({"effort": "max", "refine": "norms"}, False, ("norms",)),  # the run then says that torch is missing
+        ({"effort": "max", "compensate": "none"}, True, ()),
+    ],
+)
+def test_most_effort_refines_where_torch_is_installed(
+    choices: dict[str, Any], torch: bool, wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if torch else None)
+    assert recipe_of(choices).refine == wanted
+
+
 def test_an_unknown_effort_is_named() -> None:
     with pytest.raises(UsageError, match=r"effort has no 'huge'") as error:
         recipe_of({"effort": "huge"})

@@ -21,6 +21,7 @@ from onnxgrail.machine.progress import Progress
 from onnxgrail.methods.refine.match import aliases
 from onnxgrail.methods.refine.needed import require_torch
 from onnxgrail.methods.refine.refinement import Refined, Refinement, masks_of
+from onnxgrail.search.candidates import loss_of
 
 REFINEMENTS: Mapping[str, Callable[[Refinement, Progress], tuple[Refined, ...]]] = registry.REFINEMENTS
 
@@ -29,6 +30,8 @@ def refine(
     prepared: Prepared, job: Job, ledger: Ledger, changes: Sequence[Change], slim: ir.Model
 ) -> tuple[Refined, ...]:
     """Fit the weights of the narrowed model to the dense model, in place.
+
+    All of it is taken back if the loss exceeds `max_loss` only with it.
 
     Args:
         prepared: the dense model with its data.
@@ -41,6 +44,7 @@ def refine(
         MissingExtraError: torch is not installed.
     """
     recipe = job.recipe
+    unfitted = slim.clone() if recipe.max_loss is not None else None  # weights are shared until they are fitted
     refinement = Refinement(
         prepared=prepared,
         recipe=recipe,
@@ -52,7 +56,8 @@ def refine(
         deadline=_deadline(recipe),
         masks=masks_of(prepared),
     )
-    return _all(refinement, job.progress)
+    entries = _all(refinement, job.progress)
+    return entries if unfitted is None else _within(prepared, recipe, (unfitted, slim), entries)
 
 
 def refine_other(prepared: Prepared, job: Job, small: ir.Model, facts: Facts) -> tuple[Refined, ...]:
@@ -80,6 +85,21 @@ def refine_other(prepared: Prepared, job: Job, small: ir.Model, facts: Facts) ->
         alias=aliases(prepared.model, prepared.survey.facts, small, facts),
     )
     return _all(refinement, job.progress)
+
+
+def _within(
+    prepared: Prepared, recipe: Recipe, pair: tuple[ir.Model, ir.Model], entries: tuple[Refined, ...]
+) -> tuple[Refined, ...]:
+    """Give the fitted model the unfitted graph again if its loss exceeds the limit and the other one's loss."""
+    unfitted, slim = pair
+    before, after = (loss_of(prepared, model, recipe.providers).bound for model in pair)
+    if after <= max(before, recipe.max_loss or 0.0):
+        return entries
+    slim.graph = unfitted.graph
+    why = Outcome(
+        status="plain", reason=f"a loss of {after:.2%} with it, {before:.2%} without: all of it was taken back"
+    )
+    return tuple(dataclasses.replace(entry, after=entry.before, added={}, outcome=why) for entry in entries)
 
 
 def _deadline(recipe: Recipe) -> float | None:

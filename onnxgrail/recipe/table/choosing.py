@@ -81,8 +81,9 @@ REMOVE = (
     Option(
         "effort",
         one_of("fast", "normal", "max"),
-        "How much time the result may take. fast: --compensate grail; max: --selector obs --allocate global; each of "
-        "them only where that option is not given. --max-loss tries fewer candidates with fast, more with max.",
+        "How much time the result may take. fast: --compensate grail; max: --selector obs --allocate global, and "
+        "--refine laco,distill if torch is installed; each of them only where that option is not given. --max-loss "
+        "tries fewer candidates with fast, more with max.",
         commands=NARROWING,
     ),
     Option(
