@@ -33,6 +33,7 @@ PURPOSE = {
     "silero_vad_ifless": "the same without `If`",
     "gtcrn_simple": "less noise in speech (GRU)",
 }
+EMBEDDED = ("char_llama", "digits_resnet", "digits_vit")
 MEASURES = {"px of 192 (0 best)": "px of 192, 0 is best", "SNR dB": "dB"}
 WAYS = {
     "none": "`--ratio 0.1 --compensate none`",
@@ -115,15 +116,22 @@ def speed(row: Mapping[str, Any]) -> str:
 
 
 def means(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the mean of what was removed."""
-    yield f"Means over the {len(data)} models; a model without a file counts as one of which nothing is removed:"
+    """Yield the mean of what was removed, over all models and over those of others."""
+    groups = list(data), [name for name in data if name not in EMBEDDED]
+    yield (
+        f"Means over the {len(groups[0])} models, and over the {len(groups[1])} of others; a model without a file "
+        "counts as one of which nothing is removed:"
+    )
     yield ""
-    yield "| way | bytes | MACs | models with a file |"
-    yield "|---|---:|---:|---:|"
-    for way in FIRST:
-        rows = [next(row for row in found["rows"] if row["way"] == way) for found in data.values()]
-        size, macs = (sum((row.get(key) or 1.0) for row in rows) / len(rows) for key in ("bytes", "macs"))
-        yield f"| {WAYS[way]} | {share(size)} | {share(macs)} | {sum('failed' not in row for row in rows)} |"
+    yield "| way | bytes | MACs | files | bytes, of others | MACs, of others | files, of others |"
+    yield "|---|" + "---:|" * 6
+    for way in (*FIRST, "loss 1 %, bytes"):
+        cells = []
+        for group in groups:
+            rows = [next(row for row in data[name]["rows"] if row["way"] == way) for name in group]
+            cells += [share(sum((row.get(key) or 1.0) for row in rows) / len(rows)) for key in ("bytes", "macs")]
+            cells.append(str(sum("failed" not in row for row in rows)))
+        yield f"| {WAYS[way]} | {' | '.join(cells)} |"
 
 
 def single(name: str, found: Mapping[str, Any]) -> Iterator[str]:

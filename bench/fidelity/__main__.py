@@ -35,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = store.load(args.out)
     if not args.page_only:
         data["skipped"] = sorted({*data["skipped"], *missing} - {method.name for method in wanted})
-        data["environment"] = environment(sim)
+        now = environment(sim)
+        data["environment"] = data["environment"] or now
+        data.setdefault("dates", {}).update(
+            {method.name: now["date"] for method in wanted if method in methods.named()}
+        )
         data["settings"] = {"rounds": measure.ROUNDS, "round_to": 1, "share_of_calibration": 0.5, "threads": 1}
         with tempfile.TemporaryDirectory(prefix="fidelity-") as folder:
             run(data, args, wanted, Path(folder), sim[0] if sim else None)

@@ -66,8 +66,8 @@ replaces layers by low-rank pairs until the share of parameters is removed. In b
 the seconds of the whole call.
 """
 EFFORT = """\
-The efforts of `--effort`, one draw. `max` may choose other widths of the same cost (`--allocate global`). In brackets:
-the change of parameters and the seconds of the whole call, on a busy machine.
+The efforts of `--effort`, one draw, {date}. `max` may choose other widths of the same cost (`--allocate global`), and
+refines with torch. In brackets: the change of parameters and the seconds of the whole call, on a busy machine.
 """
 
 
@@ -135,7 +135,8 @@ def _subject(data: Data, name: str) -> str:
     )
     lines = [*_sizes(data, name, points, own, ratios), *_scores(points, own, ratios, about)]
     text += _table([f"{about['metric']} {ARROWS[about['metric']][-1]}", *(f"{ratio:g}" for ratio in ratios)], lines)
-    text += _beside("effort", EFFORT, [m.name for m in efforts()], points, about)
+    dates = sorted({data["dates"][m.name] for m in efforts() if m.name in data.get("dates", {})})
+    text += _beside("effort", EFFORT.format(date=" to ".join(dates)), [m.name for m in efforts()], points, about)
     slow = [m.name for m in further() if m.name in points]
     text += _beside("further", FURTHER, ["wanda/best", *slow], points, about) if slow else ""
     return text + _onnxsim(data, name, points, ratios)
