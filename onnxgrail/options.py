@@ -16,7 +16,7 @@ INNER: tuple[Kind, ...] = ("qk", "vo")
 """Kinds of channels inside attention heads."""
 WEIGHTS = {"int4": 4, "int8-weights": 8}
 """Bits of matrices by kind of quantization, for the kinds that store only weights in a few bits."""
-FITS = ("prior", "affine", "blend", "behind", "patch")
+FITS = ("prior", "affine", "blend", "downstream", "patch")
 MAX_LOSS = 0.01
 """The largest loss of a run that gives no amount."""
 LAYERS_RATIO = 0.3

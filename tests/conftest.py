@@ -7,6 +7,12 @@ import re
 from collections import Counter
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+
+# A busy machine must not fail a test.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the number of skipped tests per reason; `-rs` would print a line per place."""

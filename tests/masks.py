@@ -52,7 +52,7 @@ def _mask_floats(model: ir.Model, name: str, holes: Holes, survey: Survey) -> No
 
 
 def _mask_behind(model: ir.Model, node: ir.Node, holes: Holes, survey: Survey) -> None:
-    """A product with zeros and ones behind a node, and behind every other one that makes the same numbers."""
+    """A product with zeros and ones after a node, and after every other one that makes the same numbers."""
     name = node.outputs[0].name
     mask = np.ones(survey.facts.shapes[name], dtype=survey.facts.dtypes[name])
     for axis, gone in holes:

@@ -42,7 +42,7 @@ def curve(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def encoder(layers: int = 6, *, curves: bool = False, **changes: Any) -> dict[str, Any]:
-    """A text encoder: attention and MLP per layer, a refusal behind each."""
+    """A text encoder: attention and MLP per layer, a refusal after each."""
     blocks = [block(kind, layer) for layer in range(layers) for kind in ("heads", "mlp")]
     refusals = [refusal(f"node_add_{60 * n + at}", 60 * n + at) for n in range(layers) for at in (25, 55)]
     return {

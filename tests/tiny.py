@@ -125,7 +125,7 @@ def mlp(depth: int = 3, width: int = 8, *, features: int = 6) -> ir.Model:
 
 
 def two_ends() -> ir.Model:
-    """Two layers, of which the first makes an output `z` that nothing behind it reads."""
+    """Two layers, of which the first makes an output `z` that nothing after it reads."""
     text = """
         h = MatMul(x, e)
         a = MatMul(h, w)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Bools, Floats, Recipe
 from onnxgrail.graph.cost.meter import dead_of, meter_of
-from onnxgrail.graph.fittable.consumers import Consumer, behind, consumers
+from onnxgrail.graph.fittable.consumers import Consumer, consumers, downstream
 from onnxgrail.graph.io.mapped import in_files, shelved
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.steps.codec import Record
@@ -164,7 +164,7 @@ def stages_at(prepared: Prepared, recipe: Recipe, widths: Mapping[str, int]) -> 
     model, survey = prepared.model, prepared.survey
     ledger = Ledger(dead=dead_of(survey, widths), arrays={})
     narrowed = [name for name, marks in survey.marks.items() if any(ledger.dead[m.labels].any() for m in marks)]
-    changed = behind(model, narrowed)
+    changed = downstream(model, narrowed)
     found = [_task(c, prepared, recipe, ledger) for c in consumers(model, survey) if c.source in changed]
     copied = survey.copied()
     asked = [t for t in found if _asked(t, recipe) and not (t.whole and t.consumer.param in copied)]
@@ -185,7 +185,7 @@ def _asked(task: Task, recipe: Recipe) -> bool:
     """Return True if the chosen parts of the fit apply to this layer."""
     window = task.consumer.window
     small = window is None or math.prod(window.kernel) == 1 or "patch" in recipe.fit
-    return small and (not task.kept.all() or "behind" in recipe.fit)
+    return small and (not task.kept.all() or "downstream" in recipe.fit)
 
 
 def _task(consumer: Consumer, prepared: Prepared, recipe: Recipe, ledger: Ledger) -> Task:

@@ -98,9 +98,9 @@ def turns(blocks: Sequence[Block], layers: Sequence[L]) -> list[Turn[L]]:
     found += [([b], []) for b in left]
     made: list[Turn[L]] = []
     limit = 0
-    for some, behind in reversed(found):
-        made.append(Turn(tuple(some), tuple(behind), limit))
-        begins = [*(b.span[0] for b in some), *(layer.span[0] for layer in behind)]
+    for some, following in reversed(found):
+        made.append(Turn(tuple(some), tuple(following), limit))
+        begins = [*(b.span[0] for b in some), *(layer.span[0] for layer in following)]
         limit = min([limit, *begins] if limit else begins)
     return made[::-1]
 

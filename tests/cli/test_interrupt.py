@@ -37,7 +37,7 @@ onnxgrail.compress = compress
 
 
 def interrupted(folder, code, *, words=("compress", "m.onnx"), lines=1, after=0.0):
-    """Exit code and stderr of the program when it was interrupted so many seconds behind its first lines on stdout."""
+    """Exit code and stderr of the program when it was interrupted so many seconds after its first lines on stdout."""
     onnx.save(nets.mlp(), folder / "m.onnx")
     command = [sys.executable, "-c", f"{code}\nmain()", *words]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -23,7 +23,7 @@ RECIPES = {
     "target": {"target_macs": "60%"},
     "switches": {"closed_loop": False, "kv_io": True, "check": False},
     "lists": {"blocks": ("conv", "mlp"), "fit": (), "refine": ("laco",), "providers": ("A", "B")},
-    "fit": {"fit": ("prior", "behind"), "norms": "repair"},
+    "fit": {"fit": ("prior", "downstream"), "norms": "repair"},
     "words": {"include": "a b|c$", "exclude": "'", "selector": "obs", "reducer": "fold", "compensate": "none"},
     "numbers": {"samples": 7, "batch_size": 3, "seed": 5, "round_to": 1, "min_cosine": 0.95, "budget_seconds": 12.5},
     "methods": {"method": ("grail", "grasp"), "grasp_layers": "2", "grasp_whiten": True},

@@ -1,4 +1,4 @@
-"""Cases of the rules in `ops/quantised.py`, and of weights behind DequantizeLinear and in MatMulNBits."""
+"""Cases of the rules in `ops/quantised.py`, and of weights read through DequantizeLinear and in MatMulNBits."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ WEIGHTS = [
         weights=TWO,
         width=6,
         units=(6, 8),
-        note="one-weight-behind-identity",
+        note="one-weight-through-identity",
     ),
     Case(
         op="DequantizeLinear",

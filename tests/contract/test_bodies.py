@@ -88,7 +88,7 @@ def test_an_activation_that_an_inner_body_reads() -> None:
 
 
 def test_a_loop_refuses_only_what_it_carries() -> None:
-    """Before the loop and behind it narrowing goes on."""
+    """Before the loop and after it narrowing goes on."""
     loop = NESTED.format(width=5, read="t = Tanh(s)").replace("start", "y")
     source = tiny(
         "float[N,6] x => float[] out, float[] z",

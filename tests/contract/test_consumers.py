@@ -10,7 +10,7 @@ import pytest
 
 from onnxgrail.calibration.stream import rows
 from onnxgrail.core import Array
-from onnxgrail.graph.fittable.consumers import Consumer, behind, consumers
+from onnxgrail.graph.fittable.consumers import Consumer, consumers, downstream
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.trace.survey import Ledger
 from tests.oracle import run, survey_of
@@ -99,7 +99,7 @@ def test_layers_that_lose_nothing_are_there_too() -> None:
     survey = survey_of(model, feed(model))
     assert [c.value for c in consumers(model, survey)] == ["w1", "w2", "v"]
     assert not survey.operands["s", 1].units
-    assert behind(model, ["r"]) == {"r", "o", "p", "q", "s", "y"}
+    assert downstream(model, ["r"]) == {"r", "o", "p", "q", "s", "y"}
     ledger = Ledger(dead=np.zeros(survey.ids, dtype=bool), arrays={"v": np.eye(6, dtype=np.float32)})
     moved = model.clone()
     apply(moved.graph, survey, ledger)
@@ -128,8 +128,8 @@ def test_shifts_reach_the_output(tail: str, weights: dict[str, tuple[int, ...]],
     assert (len(moved.graph) > len(model.graph)) == added
     (plain,) = tensors(model, consumer.output)
     (found,) = tensors(moved, consumer.output)
-    behind = len(moved.graph) == len(model.graph) and "MatMul" in tail
-    np.testing.assert_allclose(found, plain if behind else plain + shift, atol=1e-5)
+    after = len(moved.graph) == len(model.graph) and "MatMul" in tail
+    np.testing.assert_allclose(found, plain if after else plain + shift, atol=1e-5)
     if "Tanh" not in tail:
         np.testing.assert_allclose(run(moved, feed(model))["y"], run(model, feed(model))["y"] + shift, atol=1e-5)
 

@@ -180,10 +180,10 @@ def test_a_widened_survey_has_the_same_places_and_blocks() -> None:
 # ---------------------------------------------------------------------------------------------- where it is judged
 
 JUDGED = {
-    "behind the next matrix": ("n = LayerNormalization(x, g)\nh = MatMul(n, w)\ny = Relu(h)", "h"),
+    "after the next matrix": ("n = LayerNormalization(x, g)\nh = MatMul(n, w)\ny = Relu(h)", "h"),
     "with its bias": ("n = LayerNormalization(x, g)\nh = MatMul(n, w)\nk = Add(h, b)\ny = Relu(k)", "k"),
     "where it joins a residual": ("n = LayerNormalization(x, g)\nh = MatMul(n, v)\nk = Add(h, x)\ny = Relu(k)", "k"),
-    "behind both branches": (
+    "after both branches": (
         "n = LayerNormalization(x, g)\nh = MatMul(n, w)\ni = MatMul(n, w)\nj = Mul(h, i)\ny = Relu(j)",
         "j",
     ),

@@ -30,7 +30,7 @@ def halved(model: ir.Model) -> ir.Model:
     return narrowed(model, survey, killed(survey, 0.5))
 
 
-@pytest.mark.parametrize("note", ["one-weight-dequantised-twice", "one-weight-behind-identity"])
+@pytest.mark.parametrize("note", ["one-weight-dequantised-twice", "one-weight-through-identity"])
 def test_one_weight_is_kept_once(note: str) -> None:
     slim = halved(build(named(note)))
     first, second = (n for n in slim.graph if n.op_type == "DequantizeLinear")

@@ -167,7 +167,7 @@ def test_a_bias_made_from_the_shape_of_its_weight(bias: str) -> None:
     assert [b.units for b in survey.blocks] == [8]
     slim = narrowed(model, survey, np.isin(np.arange(survey.ids), survey.blocks[0].ids[:5]))
     weights = {n: tuple(v.shape or ()) for n, v in slim.graph.initializers.items() if n.startswith("w")}
-    assert weights == {"w1": (3, 3, 1, 1), "w2": (4, 3, 1, 1)}  # no wide copy stays behind
+    assert weights == {"w1": (3, 3, 1, 1), "w2": (4, 3, 1, 1)}  # no wide copy stays
 
 
 def test_a_computed_weight_of_a_shape_that_nobody_can_tell() -> None:

@@ -241,7 +241,7 @@ def test_closed_loop_measures_behind_narrowed_blocks_all_the_same(passes: list[i
     common = {"ratio": 0.3, "compensate": "grail", "closed_loop": True, "allocate": "uniform", "samples": 8}
     compressed(LLAMA.model, LLAMA.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
     first = len(passes)
-    assert first == 8  # all at once, then 7 blocks behind others; the first one is known
+    assert first == 8  # all at once, then 7 blocks after others; the first one is known
     compressed(LLAMA.model, LLAMA.calibration, tmp_path / "b.onnx", stats=kept, **common)
     assert len(passes) == first + 7
     compressed(LLAMA.model, LLAMA.calibration, tmp_path / "c.onnx", **common)

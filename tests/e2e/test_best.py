@@ -1,4 +1,4 @@
-"""`--compensate best` against its formula: every reader fitted, on all rows at once, behind the ones already fitted."""
+"""`--compensate best` against its formula: every reader fitted, on all rows at once, after the ones already fitted."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_a_narrowed_model_outlives_the_file_it_was_made_from(inline: Path, tmp_p
 
 @pytest.mark.parametrize("rows", [1, 10**6])
 def test_a_weight_inside_that_is_not_of_its_size(rows: int, inline: Path) -> None:
-    """Its neighbours' bytes, or those behind the end of the file, are nobody's weights."""
+    """Its neighbours' bytes, or those after the end of the file, are nobody's weights."""
     proto = onnx.load(inline)
     weight = max(proto.graph.initializer, key=lambda t: len(t.raw_data))
     weight.dims[0] = rows

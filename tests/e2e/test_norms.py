@@ -147,7 +147,7 @@ NORMS = {
 
 
 def normed(form: str, dtype: Any = np.float32) -> ir.Model:
-    """A residual branch of two matrices, a norm behind it, and a head."""
+    """A residual branch of two matrices, a norm after it, and a head."""
     known: dict[str, Any] = {"up": (6, 16), "down": (16, 6), "head": (6, 4), "last": np.array([-1])}
     known |= {"two": np.array(2, dtype), "eps": np.array(1e-5, dtype), "b": np.linspace(-1, 1, 6).astype(dtype)}
     known |= {"g": np.linspace(0.5, 2, 6).astype(dtype), "mean": np.zeros(6, dtype), "variance": np.ones(6, dtype)}

@@ -172,7 +172,7 @@ def input_shape(model: ModelProto, rng: Rng) -> None:
 
 
 def cycle(model: ModelProto, rng: Rng) -> None:
-    """A node reads what is made behind it, or itself."""
+    """A node reads what is made after it, or itself."""
     graph = pick((g for g in graphs(model) if g.node), rng)
     node, other = pick(graph.node, rng), pick(graph.node, rng)
     if node.input and other.output:

@@ -1,4 +1,4 @@
-"""Whole graphs: inputs, steps behind one another, heads, and now and then an intermediate tensor as an output."""
+"""Whole graphs: inputs, steps one after another, heads, and now and then an intermediate tensor as an output."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fuzzed(count: int, few: int, *unchecked: HealthCheck) -> settings:
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 9) -> Grown:
-    """Four steps or more behind one another, each free to read something earlier again; heads that read the last."""
+    """Four steps or more one after another, each free to read something earlier again; heads that read the last."""
     g = Sketch(draw, opset=draw(st.sampled_from([17, 18, 20, 20, 21, 23])))
     signature, last = inputs(g)
     for _ in range(draw(st.integers(4, most))):

@@ -89,7 +89,7 @@ def norm_by_instance(g: Sketch, x: str) -> str:
 
 
 def norm_by_layer(g: Sketch, x: str) -> str:
-    """Over the channels, behind one Transpose and before another."""
+    """Over the channels, after one Transpose and before another."""
     c, h, w = _map(g, x)
     last = g.add(f"Transpose<perm=[0,2,3,1]>({x})", "N", h, w, c)
     normal = g.same(f"LayerNormalization<epsilon=0.01>({last}, {g.weight(c)}, {g.weight(c)})", last)

@@ -26,7 +26,7 @@ def linear(g: Sketch, x: str, out: int = 0) -> str:
 
 
 def gemm(g: Sketch, x: str) -> str:
-    """On vectors; on tokens behind a Reshape that puts them under each other."""
+    """On vectors; on tokens after a Reshape that puts them under each other."""
     width, out = channels(g, x, -1), g.width()
     flat = x
     if len(g.shapes[x]) == 3:

@@ -20,7 +20,7 @@ from onnxgrail.core import Reducer, View
 from tests.unit.algebra_builders import mlp, probe_of, view_of, weights_of
 
 SEEDS = st.integers(0, 2**32 - 1)
-QUICK = settings(max_examples=25, deadline=None)
+QUICK = settings(max_examples=25)
 
 
 def reducer_for(view: View, kept: int, name: str, seed: int) -> Reducer:

@@ -248,7 +248,7 @@ def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def normed() -> ir.Model:
-    """Two layers behind normalisations, one of them written out, and one constant that no normalisation owns."""
+    """Two layers after normalizations, one of them written out, and one constant that no normalisation owns."""
     text = """
         n = LayerNormalization (x, g, h)
         a = MatMul(n, w)

@@ -85,7 +85,7 @@ def test_a_killed_fit_of_a_foreign_model_goes_on(tmp_path: Path, monkeypatch: py
 
 
 def killed_and_continued(run: Callable[..., Any], fits: Mortal, folder: Path) -> None:
-    """Killed behind the first fit and before the last."""
+    """Killed after the first fit and before the last."""
     wanted = run("whole.onnx", 1000)
     every = fits.calls
     assert every >= 3

@@ -69,7 +69,6 @@ def test_steps_of_a_ladder_follow_each_other(ladders: list[Ladder]) -> None:
 
 
 @given(some_ladders, st.floats(0.01, 1.0), st.sampled_from(["uniform", "depth"]))
-@settings(deadline=None)
 def test_a_budget_is_met_within_one_per_cent_or_no_step_fits(ladders: list[Ladder], share: float, name: str) -> None:
     cost = chain(ladders)
     full = cost({one.name: one.units for one in ladders})
@@ -90,7 +89,6 @@ def test_a_budget_is_met_within_one_per_cent_or_no_step_fits(ladders: list[Ladde
 
 
 @given(some_ladders, st.floats(0.05, 1.0), st.floats(0.05, 1.0))
-@settings(deadline=None)
 def test_a_larger_budget_leaves_more(ladders: list[Ladder], a: float, b: float) -> None:
     cost = chain(ladders)
     full = cost({one.name: one.units for one in ladders})
@@ -153,7 +151,7 @@ def lost(harms: list[Harm], fit: Fit) -> float:
 
 
 @given(st.integers(0, 10_000), st.floats(0.2, 0.75))  # above that, a unit of a small block decides
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_path_is_a_schedule_that_loses_no_more_than_uniform_widths(seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)
     ladders = [ladder(str(n), int(rng.integers(8, 40)), 1, 1) for n in range(4)]

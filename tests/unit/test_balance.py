@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxgrail.allocation.balance import PROMISE, balanced, by_units
@@ -53,7 +53,6 @@ def test_the_total_is_met_and_no_block_loses_much_more_than_it_was_asked_to(
     st.floats(0.02, 0.9),
     st.sampled_from([1, 8, 16]),
 )
-@settings(deadline=None)
 def test_beyond_a_quarter_more_only_where_single_units_are_too_coarse(
     rows: list[tuple[int, int]], share: float, round_to: int
 ) -> None:
@@ -107,7 +106,6 @@ def test_blocks_lose_a_share_of_their_units_together() -> None:
 
 
 @given(st.lists(st.integers(2, 300), min_size=1, max_size=6), st.floats(0.01, 0.95), st.sampled_from([1, 8]))
-@settings(deadline=None)
 def test_a_share_of_units_is_near_what_was_asked_for(units: list[int], share: float, round_to: int) -> None:
     widths = by_units([block(str(n), units=u) for n, u in enumerate(units)], share, round_to)
     for number, whole in enumerate(units):

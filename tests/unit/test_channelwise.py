@@ -31,7 +31,7 @@ def test_pooling_averages_members_and_forgets_what_was_pruned() -> None:
 
 
 @given(st.integers(0, 1000), st.integers(0, 60))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_sums_of_two_parts_are_those_of_the_whole(seed: int, cut: int) -> None:
     y, t = data(60, seed=seed)
     whole, parts = sums(y, t, FOLD), sums(y[:cut], t[:cut], FOLD) + sums(y[cut:], t[cut:], FOLD)

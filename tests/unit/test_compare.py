@@ -42,7 +42,7 @@ def test_figures_against_the_definitions():
     assert result.kl is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cut=st.integers(1, 9), seed=st.integers(0, 9))
 def test_batches_add_up(cut, seed):
     rng = np.random.default_rng(seed)

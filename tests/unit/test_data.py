@@ -118,7 +118,7 @@ def test_ready_feed_must_have_the_fixed_sizes():
         read({"x": rows(5), "y": np.zeros(9, np.float32)}, signature)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(total=st.integers(1, 60), wanted=st.integers(1, 70), batch=st.integers(1, 9), seed=st.integers(0, 3))
 def test_samples_are_spread_over_the_data(total, wanted, batch, seed):
     batches = read({"x": rows(total)}, OPEN, samples=wanted, batch_size=batch, seed=seed)

@@ -25,7 +25,7 @@ def rng() -> np.random.Generator:
 
 
 def readers(rng: np.random.Generator, units: int = 9) -> View:
-    """Two consumers behind a probe of whole heads, one behind a pooled probe."""
+    """Two consumers after a probe of whole heads, one after a pooled probe."""
     weights = [rng.standard_normal((units, 2, r)) for r in (4, 3, 2)]
     wide = rng.standard_normal((80, 2 * units)) @ rng.standard_normal((2 * units, 2 * units))
     pooled = np.maximum(rng.standard_normal((60, units)), 0.0) * 4.0

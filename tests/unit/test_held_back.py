@@ -17,7 +17,7 @@ from onnxgrail.errors import DataError
 from .test_data import FIXED, OPEN, rows, sizes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     count=st.integers(2, 40), apart=st.integers(1, 39), samples=st.none() | st.integers(1, 40), seed=st.integers(0, 3)
 )

@@ -31,7 +31,7 @@ SIZE = 12
 PAIRS = st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)), max_size=25)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(PAIRS, max_size=4))
 def test_union_and_freeze_agree_with_brute_force(batches: list[list[tuple[int, int]]]) -> None:
     labels = Labels()

@@ -125,7 +125,7 @@ def test_a_pool_whose_channels_fill_no_blocks_takes_conversions() -> None:
     )
     assert blocked({block: 24}) == pytest.approx(plain({block: 24}))
     converted = [blocked({block: width}) - plain({block: width}) for width in (28, 27)]
-    assert converted[0] > converted[1] > 0  # 27 channels stay without blocks behind the pool
+    assert converted[0] > converted[1] > 0  # 27 channels stay without blocks after the pool
     assert blocked({block: 28}) > blocked({block: 24})
 
 

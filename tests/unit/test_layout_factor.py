@@ -34,7 +34,7 @@ def of_elements(mark: Mark, shape: tuple[int, ...]) -> np.ndarray:
     return mark.on(range(len(shape)), shape)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(reshapes())
 def test_groups_cover_all_axes_in_order_and_keep_sizes(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     before, after = shapes
@@ -45,7 +45,7 @@ def test_groups_cover_all_axes_in_order_and_keep_sizes(shapes: tuple[tuple[int, 
         assert math.prod(before[a] for a in left) == math.prod(after[a] for a in right)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(reshapes(), st.data())
 def test_labels_of_elements_are_reshaped_exactly(
     shapes: tuple[tuple[int, ...], tuple[int, ...]], data: st.DataObject

@@ -94,7 +94,7 @@ SPANS = st.tuples(st.integers(1, 30), st.integers(0, 9)).map(lambda pair: (pair[
 
 @given(st.lists(SPANS), st.lists(st.integers(1, 40), unique=True).map(sorted))
 def test_turns(spans: list[tuple[int, int]], places: list[int]) -> None:
-    """Layers in order, each behind all blocks that begin in front of it, and nothing earlier than it must be."""
+    """Layers in order, each after all blocks that begin before it, and nothing earlier than it must be."""
     blocks, layers = [block(*span) for span in spans], [Layer((place, place)) for place in places]
     found = turns(blocks, layers)
     assert [layer for turn in found for layer in turn.layers] == layers

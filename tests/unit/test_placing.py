@@ -60,7 +60,6 @@ def total(inside: Sequence[bool], first: Floats, second: Floats, nets: Sequence[
     return float(cost + sum(net.cost for net in nets if any(inside[r] != inside[net.maker] for r in net.readers)))
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 7))
 def test_no_other_division_is_cheaper(seed: int, size: int) -> None:
     rng = np.random.default_rng(seed)
@@ -223,7 +222,7 @@ def test_slower_layers_are_told_and_stay_in_float(tmp_path: Path) -> None:
     assert why == "no layer is faster in 8 bits on this machine; the weights have 8 bits"
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), common=st.sampled_from([0.0, 1e-9, 1.0, 1e9]))
 def test_times_decide_on_speed_alone(seed: int, common: float) -> None:
     """Any times, of all nodes or of some, give a model that runs, whose layers in 8 bits have integer kernels."""

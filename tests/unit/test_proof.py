@@ -32,7 +32,7 @@ def passing(site: Site) -> None:
 
 
 def three_layers(op: str) -> ir.Model:
-    """Three matrices' hidden widths, the middle one behind an op."""
+    """Three matrices' hidden widths, the middle one after an op."""
     return tiny(
         "float[N,5] x => float[] y",
         f"a = MatMul(x, w0)\nb = Relu(a)\nc = MatMul(b, w1)\nd = {op}\ne = MatMul(d, w2)\n"
@@ -111,7 +111,7 @@ def test_not_a_number_in_both_is_no_difference() -> None:
 
 
 def scores(op: str) -> ir.Model:
-    """Scores that are all nearly zero, of a hidden layer behind an op."""
+    """Scores that are all nearly zero, of a hidden layer after an op."""
     model = tiny(
         "float[N,5] x => float[] y",
         f"a = MatMul(x, w0)\nb = {op}\nc = MatMul(b, w1)\nd = Sub(c, thirteen)\ne = Sigmoid(d)\ny = Reshape(e, shape)",

@@ -135,7 +135,7 @@ def passing(site: Site) -> None:
 
 
 def lying(end: str) -> ir.Model:
-    """A Softmax over channels, of which the rule says that they can go, and behind it a step."""
+    """A Softmax over channels, of which the rule says that they can go, and after it a step."""
     return tiny(
         "float[N,5] x => float[] y, int64[] i",
         f"a = MatMul(x, w0)\nb = Softmax(a)\nc = MatMul(b, w1)\nd = Relu(c)\ne = MatMul(d, w2)\n{end}",

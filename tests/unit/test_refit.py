@@ -131,7 +131,7 @@ def test_no_rows_keep_the_start() -> None:
     np.testing.assert_array_equal(found.weights, start)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.booleans())
 def test_never_worse_than_the_start_on_held_out_rows(seed: int, affine: bool) -> None:
     z, t = data(rows=20, noise=1.0, seed=seed)

@@ -64,7 +64,7 @@ def test_ridge_towards_the_pruned_weights_is_removal_one_by_one(alpha: float) ->
     np.testing.assert_allclose(remaining.product, want @ want.T, atol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, alpha=st.sampled_from([1e-6, 1e-3, 0.1, 1.0, 30.0]))
 def test_ridge_towards_the_pruned_weights_never_loses_to_them(seed: int, alpha: float) -> None:
     x, weights = problem(seed)
@@ -121,7 +121,7 @@ def test_a_free_bias_is_centring_both_sides(alpha: float) -> None:
     np.testing.assert_allclose(got.shift, t.mean(axis=0) - z.mean(axis=0) @ want, atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, share=st.floats(0.2, 0.95))
 def test_one_threshold_over_heads_and_neurons_is_within_one_unit_of_the_budget(seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)

@@ -24,7 +24,7 @@ def rng() -> np.random.Generator:
 
 
 def gated(rng: np.random.Generator) -> View:
-    """Two producers of different size, a bias, two consumers behind different probes."""
+    """Two producers of different size, a bias, two consumers after different probes."""
     weights = [rng.standard_normal((5, 2, r)) for r in (3, 4, 1, 6, 2)]
     roles: tuple[Role, ...] = ("producer", "producer", "passenger", "consumer", "consumer")
     rows = [rng.standard_normal((20, 10)), rng.standard_normal((30, 5)) * 3.0]
@@ -95,7 +95,7 @@ def test_who_does_not_deny_it_may_read_products() -> None:
 
 
 def activations(rng: np.random.Generator) -> tuple[View, list[Floats], list[Floats]]:
-    """Two consumers of heads of 2 features and one of a pooled probe, with the rows and weights behind them."""
+    """Two consumers of heads of 2 features and one of a pooled probe, with the rows and weights that they stand for."""
     rows = [rng.standard_normal((20, 6)) + 1.0, rng.standard_normal((30, 3)) * 3.0 - 0.5]
     weights = [rng.standard_normal((3, 2, r)) for r in (4, 2, 5)]
     view = view_of([("consumer", w) for w in weights], rows, feeds=[0, 0, 1], pooled=[False, True], kind="heads")

@@ -122,7 +122,7 @@ def test_old_values_change_nothing(stored: Stored, load: Load) -> None:
     plain, again = stored.cut(load, keep, None), stored.cut(load, keep, stored.decode(load))
     assert plain.keys() == again.keys()
     for number, part in plain.items():
-        if isinstance(stored, Packed) and number == 1:  # bits behind the last number are nobody's
+        if isinstance(stored, Packed) and number == 1:  # bits after the last number are nobody's
             continue
         np.testing.assert_array_equal(again[number], part)
         assert again[number].dtype == part.dtype

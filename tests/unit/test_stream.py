@@ -247,7 +247,7 @@ def test_goals_wait_in_the_cache(name: str, kept: int, ran: Counter[str], monkey
 
 @pytest.mark.parametrize("room", [0, 2**28], ids=["one after the other", "side by side"])
 def test_parts_of_the_batches_give_the_same_bits(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a thread for each, the stream behind them too."""
+    """With a thread for each, the stream after them too."""
     monkeypatch.setattr(threads, "ROOM", room)
     model, survey, _ = surveyed("mlp")
     feeds = [feed(model, seed=seed) for seed in range(9)]
@@ -262,8 +262,8 @@ def test_parts_of_the_batches_give_the_same_bits(room: int, monkeypatch: pytest.
             first, last = survey.blocks[0], survey.blocks[-1]
             ledger = weights.empty(survey)
             (stats,) = stream.measure(first.probes, ledger, lambda: ticks.append(None), first.span[1])
-            (behind,) = stream.measure(last.probes, half(survey, 0, ledger), lambda: ticks.append(None))
+            (after,) = stream.measure(last.probes, half(survey, 0, ledger), lambda: ticks.append(None))
             assert len(ticks) == 2 * len(feeds)
-            return stats.gram.tobytes(), stats.count, behind.gram.tobytes(), stream.position
+            return stats.gram.tobytes(), stats.count, after.gram.tobytes(), stream.position
 
     assert measured(1) == measured(3)

@@ -41,6 +41,6 @@ def shuffled(order: Sequence[int], *, inside: bool) -> onnx.ModelProto:
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [0, 2, 1, 3]], ids=["sorted", "reversed", "body first"])
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_loaded_graph_is_in_order(order: list[int], inside: bool) -> None:
-    """Also where only a body reads what stands behind its node, or a body itself is out of order."""
+    """Also where only a body reads what stands after its node, or a body itself is out of order."""
     graph = load(shuffled(order, inside=inside)).clone().graph  # onnx-ir clones what is in order only
     assert [node.op_type for node in graph] == SORTED

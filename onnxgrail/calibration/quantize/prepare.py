@@ -56,7 +56,7 @@ def _made(graph: ir.Graph) -> list[ir.Value]:
 
 
 def declare_types(proto: onnx.ModelProto) -> None:
-    """Declare which computed tensors are float where shape inference does not know: behind operators of ONNX Runtime.
+    """Declare which computed tensors are float where shape inference does not know: after operators of ONNX Runtime.
 
     The tools leave tensors of an unknown type in float, or fail.
     """

@@ -49,7 +49,7 @@ class Step:
 def steps(model: ir.Model, facts: Facts) -> tuple[Step, ...]:
     """Return all steps that depend on float inputs, in order; a node whose body contains a step is a step."""
     found = []
-    sizes = arithmetic(model, facts).behind
+    sizes = arithmetic(model, facts).sources_of
     for node in model.graph:
         if scope_of(node):  # tensors inside a branch are not readable from outside
             continue

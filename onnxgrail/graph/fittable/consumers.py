@@ -102,7 +102,7 @@ def unmarked(model: ir.Model, survey: Survey) -> dict[tuple[str, int], Operand]:
     return found
 
 
-def behind(model: ir.Model, names: Iterable[str]) -> set[str]:
+def downstream(model: ir.Model, names: Iterable[str]) -> set[str]:
     """Return these tensors and every tensor that depends on them."""
     found = set(names)
     for node in model.graph:

@@ -37,19 +37,19 @@ class Arithmetic:
 
     Attributes:
         nodes: nodes that compute from constants and sizes alone, in order.
-        behind: name of a computed value -> outputs of the Shape nodes it was computed from.
+        sources_of: name of a computed value -> outputs of the Shape nodes it was computed from.
         sources: the Shape and Size nodes.
     """
 
     nodes: tuple[ir.Node, ...]
-    behind: Mapping[str, frozenset[str]]
+    sources_of: Mapping[str, frozenset[str]]
     sources: tuple[ir.Node, ...]
 
 
 def arithmetic(model: ir.Model, facts: Facts) -> Arithmetic:
     """Find the nodes that compute with sizes."""
     nodes: list[ir.Node] = []
-    behind: dict[str, frozenset[str]] = {}
+    sources_of: dict[str, frozenset[str]] = {}
     sources: list[ir.Node] = []
     for node in model.graph:
         names = [v.name for v in node.inputs if v is not None and v.name]
@@ -57,12 +57,12 @@ def arithmetic(model: ir.Model, facts: Facts) -> Arithmetic:
             continue
         if node.op_type in SOURCES and names[0] in facts.shapes:  # unknown in a branch that no sample takes
             sources.append(node)
-            behind[key(node)] = frozenset({key(node)})
-        elif all(n in behind or n in facts.constants for n in names) and _small(node, facts):
+            sources_of[key(node)] = frozenset({key(node)})
+        elif all(n in sources_of or n in facts.constants for n in names) and _small(node, facts):
             nodes.append(node)
-            those = frozenset().union(*(behind.get(n, frozenset()) for n in names))
-            behind.update({v.name: those for v in node.outputs if v.name})
-    return Arithmetic(tuple(nodes), behind, tuple(sources))
+            those = frozenset().union(*(sources_of.get(n, frozenset()) for n in names))
+            sources_of.update({v.name: those for v in node.outputs if v.name})
+    return Arithmetic(tuple(nodes), sources_of, tuple(sources))
 
 
 def _small(node: ir.Node, facts: Facts) -> bool:
@@ -147,7 +147,7 @@ def _readers(model: ir.Model, sums: Arithmetic) -> Iterator[tuple[ir.Node, int, 
     for node in model.graph:
         if key(node) not in inner and node.op_type not in SOURCES:
             for position, name in enumerate(names_of(node.inputs)):
-                if name in sums.behind:
+                if name in sums.sources_of:
                     yield node, position, name
 
 
@@ -170,11 +170,11 @@ def _misled(model: ir.Model, facts: Facts, sums: Arithmetic, case: _Case, right:
             holds = bool((right[key(node)] | (case.slim[name] == case.full[name])).all())
         else:
             holds = case.is_same(name) or _rewritten(node, position, name, facts, case)
-        wrong |= frozenset() if holds else sums.behind[name]
+        wrong |= frozenset() if holds else sums.sources_of[name]
     for output in model.graph.outputs:
         name = output.name or ""
-        if name in sums.behind and not case.is_same(name):
-            wrong |= sums.behind[name]
+        if name in sums.sources_of and not case.is_same(name):
+            wrong |= sums.sources_of[name]
     return wrong
 
 

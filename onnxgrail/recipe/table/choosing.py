@@ -177,7 +177,7 @@ COMPENSATE = (
         "fit",
         some_of(FITS, "PARTS", empty="plain"),
         "Parts of best: ridge towards the current weights (prior), fitted biases (affine), step length chosen on "
-        "held-out samples (blend), fit of layers downstream that lost nothing (behind), whole windows of convolutions "
+        "held-out samples (blend), fit of later layers that lost nothing (downstream), whole windows of convolutions "
         "(patch); or none of them (plain).",
         commands=NARROWING,
     ),
