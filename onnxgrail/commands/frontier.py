@@ -126,7 +126,7 @@ def _recipe_of(choices: Choices, data: Any, most_loss: float) -> Recipe:
             "frontier needs --data: random inputs do not show the loss of real ones",
             hint="Give --data (calib.npz, a folder of images, a text file, file.py:function)",
         )
-    return recipe_of({"compensate": CLOSED, **given, "max_loss": most_loss})
+    return recipe_of({"compensate": CLOSED, "refine": (), **given, "max_loss": most_loss})
 
 
 def _check_pick(pick: Any, points: int, output: Any) -> None:

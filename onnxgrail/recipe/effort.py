@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 EFFORTS: Mapping[str, Mapping[str, Any]] = {
@@ -26,6 +26,6 @@ def filled(given: Mapping[str, Any]) -> dict[str, Any]:
     plain = choices.get("compensate") == "none"
     if plain and given.get("selector", "auto") == "auto":
         choices["selector"] = "wanda"
-    if "refine" not in given and (plain or importlib.util.find_spec("torch") is None):
+    if "refine" not in given and (plain or find_spec("torch") is None):
         choices.pop("refine", None)
     return choices

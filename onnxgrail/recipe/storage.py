@@ -23,7 +23,7 @@ from onnxgrail.machine.numerals import whole
 from onnxgrail.machine.plain import SCHEMA, plain
 from onnxgrail.recipe import keywords, trust
 from onnxgrail.recipe.documents import parsed
-from onnxgrail.recipe.effort import filled
+from onnxgrail.recipe.effort import EFFORTS, filled
 from onnxgrail.recipe.plugins import GROUPS, foreign
 from onnxgrail.recipe.table import AMOUNTS, FIELDS, OPTIONS
 from onnxgrail.recipe.trust import PLACES, Origin
@@ -107,13 +107,14 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
 def shorten(model: ir.Model) -> None:
     """Remove default values from the last entry, to save bytes.
 
-    The amount stays. What the effort fills in counts as a default, but for refinements, which need torch.
+    The amount stays. What the effort fills in counts as a default, but for refinements, which depend on torch.
     """
     *others, last = runs(model)
     chosen, usual = last["recipe"], plain(dataclasses.asdict(Recipe()))
     first = {name: chosen[name] for name in ("effort", "compensate", "max_loss") if chosen[name] != usual[name]}
-    usual |= {name: value for name, value in filled(first).items() if name not in {*first, "refine"}}
+    usual |= {name: value for name, value in filled(first).items() if name not in first}
     stay = {name for name in (*AMOUNTS, "only_widths") if chosen[name] is not None}
+    stay |= {"refine"} & EFFORTS[chosen["effort"]].keys()
     choices = {name: value for name, value in chosen.items() if name in stay or value != usual.get(name)}
     model.metadata_props[KEY] = json.dumps([*others, {**last, "recipe": choices}], sort_keys=True)
 

@@ -10,6 +10,8 @@ import onnx
 import pytest
 
 import onnxgrail
+from onnxgrail.recipe import effort
+from onnxgrail.recipe.check import recipe_of
 
 from . import nets
 
@@ -54,6 +56,19 @@ def test_folds_name_no_selector(tmp_path: Path) -> None:
 @pytest.mark.parametrize("choices", [{"effort": "max"}, {"effort": "max", "selector": "auto"}, {"effort": "fast"}])
 def test_the_written_model_gives_the_same_bytes_again(tmp_path: Path, choices: dict[str, str]) -> None:
     _, wanted = made(tmp_path / "a.onnx", 400, **choices)
+    onnx.save(nets.mlp(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **nets.vectors(400))
+    onnxgrail.apply(tmp_path / "a.onnx", tmp_path / "m.onnx", tmp_path / "c.onnx", data=tmp_path / "d.npz", held_out=0)
+    assert (tmp_path / "c.onnx").read_bytes() == wanted
+
+
+def test_a_model_made_without_torch_gives_the_same_bytes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effort, "find_spec", lambda name: None)
+    _, wanted = made(tmp_path / "a.onnx", 400, effort="max")
+    monkeypatch.setattr(effort, "find_spec", lambda name: object())
+    assert recipe_of({"effort": "max"}).refine
     onnx.save(nets.mlp(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **nets.vectors(400))
     onnxgrail.apply(tmp_path / "a.onnx", tmp_path / "m.onnx", tmp_path / "c.onnx", data=tmp_path / "d.npz", held_out=0)

@@ -10,6 +10,7 @@ import pytest
 
 from onnxgrail.algebra.select.selectors import SELECTORS, needs_gram_of, taken
 from onnxgrail.algebra.select.selectors.auto import Auto
+from onnxgrail.commands import frontier
 from onnxgrail.core import View
 from onnxgrail.errors import UsageError
 from onnxgrail.recipe.check import recipe_of
@@ -55,8 +56,14 @@ def test_the_effort_fills_in_what_nobody_chose(choices: dict[str, Any], wanted: 
 def test_most_effort_refines_where_torch_is_installed(
     choices: dict[str, Any], torch: bool, wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if torch else None)
+    monkeypatch.setattr("onnxgrail.recipe.effort.find_spec", lambda name: object() if torch else None)
     assert recipe_of(choices).refine == wanted
+
+
+def test_points_of_a_frontier_are_not_refined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxgrail.recipe.effort.find_spec", lambda name: object())
+    recipe = frontier._recipe_of({"effort": "max"}, "data.npz", 0.1)
+    assert (recipe.selector, recipe.refine) == ("obs", ())
 
 
 def test_an_unknown_effort_is_named() -> None:
