@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from onnxgrail.recipe.table.option import NAME
+from onnxgrail.recipe.trust import FILES
 
 from .compress import finish, measured
 from .parts import machine, options
@@ -15,7 +16,7 @@ from .parts.device import resolve_providers
 from .parts.help import Grouped
 from .parts.progress import progress
 
-INSTEAD = ("tokenizer", "selector", "compensate")  # settings that are passed on only if given, else the recipe's apply
+INSTEAD = (*FILES, "selector", "compensate")  # settings that are passed on only if given, else the recipe's apply
 NAMED = {"value": NAME, "default": None, "help": "Instead of the recipe's; a plug-in must be named here."}
 
 

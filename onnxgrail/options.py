@@ -68,6 +68,7 @@ class Recipe:
     closed_loop: bool = False
     round_to: int = 8
     kv_io: bool = False
+    keep_tokens: str | None = None
     keep_initializer_inputs: bool = False
     seed: int = 0
     cache_budget: str = "1G"

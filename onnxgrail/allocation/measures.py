@@ -74,14 +74,14 @@ class Measure:
 
 def measure_of(prepared: Prepared, metric: Metric) -> Measure:
     """Return the measure of parameters, multiply-accumulates per sample or bytes; latency uses multiply-accumulates."""
-    first = prepared.baseline
     if metric == "size":
         path = prepared.path
-        size = bytes_on_disk(first.model, path) if path is not None else len(to_bytes(prepared.given, run=False))
-        more = 0 if first is prepared else weight_bytes(prepared.model) - weight_bytes(first.model)
+        read = prepared.original
+        size = bytes_on_disk(read, path) if path is not None else len(to_bytes(prepared.given, run=False))
+        more = 0 if read is prepared.model else weight_bytes(prepared.model) - weight_bytes(read)
         return Measure(size, size + more, meter_of(prepared.model, prepared.survey, "bytes"))
-    given = _counted(first, metric)
-    before = given if first is prepared else _counted(prepared, metric)
+    before = _counted(prepared, metric)
+    given = counting.parameters(prepared.original) if metric == "params" else prepared.macs / prepared.samples
     meter = meter_of(prepared.model, prepared.survey, "params" if metric == "params" else "macs")
     return Measure(given, before, meter, 1 if metric == "params" else prepared.samples)
 

@@ -12,12 +12,12 @@ from onnxgrail.calibration.branching import Seen, look
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.calibration.feeds.judging import HeldOut, words_of
+from onnxgrail.calibration.feeds.kept import trimmed
 from onnxgrail.calibration.metric import Function, metric_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.wording import shapes_of
 from onnxgrail.calibration.shapes.suiting import suited, told
 from onnxgrail.calibration.supply import drawn, supplied
-from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
 from onnxgrail.graph.fittable.scales import widened
 from onnxgrail.graph.flatten.listed import NOTHING, unlist
@@ -27,7 +27,7 @@ from onnxgrail.graph.io.model_file import load
 from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
-from onnxgrail.options import MAX_LOSS
+from onnxgrail.options import MAX_LOSS, Recipe
 
 
 def check_data(recipe: Recipe, data: Any) -> None:
@@ -70,11 +70,13 @@ def prepare(
     with clock.stage("load"):
         model = load(from_any(source))
         unlisted = NOTHING if recipe.keep_initializer_inputs else unlist(model)
+        whole, (model, tables, refusals) = model, trimmed(model, recipe.keep_tokens, tied=recipe.max_loss is None)
     with unchanged(model):
         batches, held, seen = _fed(model, data, job, held_out)
     with clock.stage("trace"), unchanged(model):
         survey = trace(seen.model, seen.facts, interface=recipe.kv_io)
         survey = survey if recipe.norms == "none" else widened(seen.model, survey)
+        survey = replace(survey, refusals=(*survey.refusals, *refusals))
     return Prepared(
         source=source,
         path=path_of(source),
@@ -87,6 +89,8 @@ def prepare(
         asked=words_of(held_out) if held is None else held.asked,
         routes=seen.routes,
         metric=None if metric is None else metric_of(metric),
+        whole=None if whole is model else whole,
+        trimmed=tables,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, few, ungated
 from onnxgrail.calibration.metric import Metric
 from onnxgrail.core import Array, Floats
+from onnxgrail.graph.cost import counting
 from onnxgrail.graph.flatten.branches import Route, folded
 from onnxgrail.graph.flatten.listed import NOTHING, Unlisted, relisted
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rewrite.interface import changed, note
+from onnxgrail.graph.rewrite.rows import Trimmed
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
@@ -42,6 +45,8 @@ class Prepared:
         unlisted: weights that were inputs of the graph and no longer are.
         unrotated: the model before its residual streams, tables and heads were rotated; None if they were not.
         bases: of the rotated streams, tables and heads, by name.
+        whole: the model before its tables lost rows; None if they lost none.
+        trimmed: the tables that lost rows.
     """
 
     source: Any
@@ -58,16 +63,33 @@ class Prepared:
     routes: Mapping[Maker, Route] = field(default_factory=dict)
     unrotated: Prepared | None = None
     bases: Mapping[str, Floats] = field(default_factory=dict)
+    whole: ir.Model | None = None
+    trimmed: tuple[Trimmed, ...] = ()
 
     @property
     def baseline(self) -> Prepared:
-        """Return the model as it was read, with which results are compared."""
+        """Return the model before anything was rotated; it gives the numbers of the one that was read."""
         return self.unrotated or self
+
+    @property
+    def original(self) -> ir.Model:
+        """Return the model as it was read, with which results are compared."""
+        return self.whole or self.baseline.model
 
     @property
     def given(self) -> ir.Model:
         """Return the model with the inputs it was given with, the baseline of speed comparisons."""
-        return relisted(self.baseline.model, self.unlisted)
+        return relisted(self.original, self.unlisted)
+
+    @property
+    def macs(self) -> int:
+        """Return the multiply-accumulates of the model as it was read, per run on the probe feed."""
+        first, shapes = self.baseline, self.baseline.survey.facts.shapes
+        sizes = [
+            (table, math.prod(shapes[head]) * shapes[table.table][-1]) for table in self.trimmed for head in table.heads
+        ]
+        more = sum(macs // table.rows_after * (table.rows_before - table.rows_after) for table, macs in sizes)
+        return counting.macs(first.model, first.survey) + more
 
     @property
     def samples(self) -> int:

@@ -15,6 +15,7 @@ from onnxgrail.recipe import storage
 from onnxgrail.recipe.check import merged
 from onnxgrail.recipe.choices import Options
 from onnxgrail.recipe.keywords import checked
+from onnxgrail.recipe.trust import FILES
 from onnxgrail.report.report import Report
 from onnxgrail.report.result import Result
 
@@ -31,8 +32,8 @@ def apply(
 ) -> Result:
     """Compress a model with the choices of a saved recipe.
 
-    A recipe holds numbers and choices.  A recipe file may also name data, held-out data and a tokenizer in its own
-    folder; all other files to read, run or write must be arguments of the call (see SECURITY.md).
+    A recipe holds numbers and choices.  A recipe file may also name data, held-out data, a tokenizer and ids of
+    tokens in its own folder; all other files to read, run or write must be arguments of the call (see SECURITY.md).
 
     Args:
         recipe: a file that `--save-recipe` wrote, a JSON report, a model that onnxgrail wrote, or choices by name.
@@ -61,8 +62,9 @@ def apply(
         places: dict[str, Any] = {name: value for name, value in options.items() if name in KEYWORDS}
         named = places_of(target_of(model, output), **places)
         named.reading([Read(path=Path(recipe), what="the recipe")]).check_apart()
-    if choices.get("tokenizer") is None:
-        choices["tokenizer"] = found.place("tokenizer")
+    for name in FILES:
+        if choices.get(name) is None:
+            choices[name] = found.place(name)
     result = compress(
         model,
         output,

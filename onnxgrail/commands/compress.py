@@ -103,18 +103,18 @@ def compress(
     )
     if group.rank == 0:
         used = {"the statistics": stats, "the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
-        used["the metric"] = metric
+        used |= {"the metric": metric, "the ids of --keep-tokens": recipe.keep_tokens}
         places = places.reading(reads({"the input": model}, data, held_out, used))
     with opened(recipe, places, custom_ops=custom_ops, group=group, progress=progress) as job:
         check_data(recipe, data)
         source = prepare(model, data, job, held_out, metric)
-        given = source.model
+        given = source.original
         with unchanged(given):
             agree(job.group, source)
             shipping.check(source, recipe)
             bind(job, source, stored, writes=places.beside())
             source, decision = decided(source, job, stored, curves)
-            if decision.is_empty and not recipe.keeps_everything and not methods.beside(recipe):
+            if decision.is_empty and not (recipe.keeps_everything or source.trimmed or methods.beside(recipe)):
                 raise nothing(source, decision, job, places)
             with job.clock.stage("narrow"):
                 slim = narrowed(source, decision.ledger)

@@ -119,7 +119,7 @@ def outgrown(prepared: Prepared, shipped: Shipped, recipe: Recipe) -> tuple[str,
     are tolerated.
     """
     path, model = prepared.path, shipped.model
-    before = written_bytes(prepared.given) if path is None else bytes_on_disk(prepared.baseline.model, path)
+    before = written_bytes(prepared.given) if path is None else bytes_on_disk(prepared.original, path)
     if weight_bytes(model) + LARGEST_GRAPH < before:
         return None
     after = written_bytes(model, shipped.weights)

@@ -34,7 +34,7 @@ def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, 
     Raises:
         ModelError: ONNX Runtime does not load or run the result.
     """
-    given = prepared.baseline.model
+    given = prepared.original
     narrow = has_bfloat16(given)
     held = in_files(given)
     inside = held and not weight_files(given)  # ONNX Runtime would load the whole file

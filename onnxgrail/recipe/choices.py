@@ -76,6 +76,7 @@ class Choices(RefineChoices, total=False):
     closed_loop: bool
     round_to: int
     kv_io: bool
+    keep_tokens: str | os.PathLike[str] | None
     keep_initializer_inputs: bool
     cache_budget: str | int
     simplify: bool

@@ -26,7 +26,7 @@ from onnxgrail.recipe.documents import parsed
 from onnxgrail.recipe.effort import EFFORTS, filled
 from onnxgrail.recipe.plugins import GROUPS, foreign
 from onnxgrail.recipe.table import AMOUNTS, FIELDS, OPTIONS
-from onnxgrail.recipe.trust import PLACES, Origin
+from onnxgrail.recipe.trust import FILES, PLACES, Origin
 
 KEY = "onnxgrail.recipe"  # metadata key: a list of the runs that made the model, in order
 AUTO = "auto"  # how a run requests held-out samples by default
@@ -49,10 +49,10 @@ class Saved:
     note: str = ""
 
     def place(self, name: str) -> str | None:
-        """Return the data, the held-out data (or their number) or the tokenizer; None if the recipe names none.
+        """Return the data, the held-out data (or their number) or another file; None if the recipe names none.
 
         Args:
-            name: `data`, `held_out` or `tokenizer`.
+            name: one of `PLACES`.
 
         Raises:
             UsageError: a recipe may not name this file.
@@ -92,14 +92,15 @@ class Saved:
 def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
     """Append a run to the list of runs in a model's metadata.
 
-    Paths are left out: they depend on the machine, and the same run must give the same bytes everywhere.
+    Folders are left out: they depend on the machine, and the same run must give the same bytes everywhere.
 
     Args:
         model: the model, changed in place.
         recipe: the choices of the run.
         command: the command of the run.
     """
-    choices = {**dataclasses.asdict(recipe), "tokenizer": None}
+    ids = None if recipe.keep_tokens is None else Path(recipe.keep_tokens).name
+    choices = {**dataclasses.asdict(recipe), "tokenizer": None, "keep_tokens": ids}
     entry = {"command": command, "version": metadata.version("onnxgrail"), "recipe": plain(choices)}
     model.metadata_props[KEY] = json.dumps([*runs(model), entry], sort_keys=True)
 
@@ -132,7 +133,7 @@ def runs(model: ir.Model) -> list[Mapping[str, Any]]:
 def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) -> list[str]:
     """Write a recipe file, as YAML or JSON according to its suffix.
 
-    Data, held-out data and the tokenizer are named relative to the file's folder if they are inside it.
+    Data, held-out data, the tokenizer and ids of tokens are named relative to the file's folder if they are inside it.
 
     Args:
         path: of the recipe.
@@ -146,7 +147,7 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) 
     Raises:
         OutputError: the file cannot be written.
     """
-    given = {"data": data, "held_out": held_out, "tokenizer": recipe.tokenizer}
+    given = {"data": data, "held_out": held_out, **{name: getattr(recipe, name) for name in FILES}}
     places, why = {}, {}
     for name in PLACES:
         places[name], reason = (str(held_out), "") if _count(given[name]) else trust.relative(given[name], path.parent)

@@ -16,11 +16,13 @@ from onnxgrail.errors import UsageError
 from onnxgrail.machine.device import CUDA
 from onnxgrail.machine.scripts import is_named
 
-PLACES = ("data", "held_out", "tokenizer")  # keys of a recipe file that may name a path inside its folder
+FILES = ("tokenizer", "keep_tokens")  # fields of `Recipe` that name a file
+PLACES = ("data", "held_out", *FILES)  # keys of a recipe file that may name a path inside its folder
 COMMAND_ONLY = ("custom_ops", "metric")  # keys that no file may contain, because they run code
 PROVIDERS = ("CPUExecutionProvider", CUDA)  # other providers load libraries of their own
-WORDS = {"data": "data", "held_out": "held-out data", "tokenizer": "tokenizer"}
-INSTEAD = {"data": "--data DATA", "held_out": "--held-out DATA", "tokenizer": "--tokenizer FILE", "output": "OUT"}
+WORDS = {"data": "data", "held_out": "held-out data", "tokenizer": "tokenizer", "keep_tokens": "ids of tokens"}
+INSTEAD = {name: f"--{name.replace('_', '-')} {'FILE' if name in FILES else 'DATA'}" for name in PLACES}
+INSTEAD["output"] = "OUT"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,6 +46,7 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
         verification=_told(prepared, made.verification, fitted=calibration is not None),
         calibration=calibration,
         interface=ports,
+        tables=[dataclasses.asdict(table) for table in prepared.trimmed],
         notes=[
             prepared.scarce() if calibration else "",
             *notes_of(prepared, recipe, decision, sizes.budget, ports, made.slim),

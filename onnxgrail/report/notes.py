@@ -48,6 +48,7 @@ def notes_of(
     """
     return [
         _interface(ports, decision),
+        *map(str, prepared.trimmed),
         unlisted_text(prepared.unlisted),
         maps_text(prepared.model),
         listed_text(slim) if slim is not None else "",

@@ -27,6 +27,7 @@ class Sections:
         calibration: from `calibration_entry`.
         notes: messages for the user; empty ones are left out.
         interface: inputs and outputs whose shapes changed.
+        tables: embedding tables that lost rows.
         allocation: the choice of widths over the blocks, and the cost of rounding them.
         refits: layers fitted to the original network, with errors on held-out rows.
         norms: normalizations fitted to the original's activations.
@@ -41,6 +42,7 @@ class Sections:
     calibration: Mapping[str, Any] | None = None
     notes: Sequence[str] = ()
     interface: Sequence[Port] = ()
+    tables: Sequence[Mapping[str, Any]] = ()
     allocation: Mapping[str, Any] | None = None
     refits: Sequence[Mapping[str, Any]] = ()
     norms: Sequence[Mapping[str, Any]] = ()
@@ -67,6 +69,7 @@ def make_report(job: Job, sections: Sections) -> Report:
             "refusals": [asdict(refusal) for refusal in sections.refusals],
             "verification": plain(asdict(sections.verification or Verification())),
             "interface": plain([asdict(port) for port in sections.interface]),
+            "tables": plain(list(sections.tables)),
             "timing": {stage: round(seconds, 4) for stage, seconds in job.clock.seconds.items()},
             "peak_rss_bytes": peak_rss_bytes(),
             "notes": [note for note in sections.notes if note],

@@ -67,12 +67,12 @@ def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made)
     slim, written, final = made.slim, made.written, made.final or made.slim
     added = tuple(Applied(entry={}, macs=-m * prepared.samples, bytes=-size) for m, size in _grown(made.worked.refined))
     applied, share = (*made.worked.applied.values(), *added), _share(recipe, decision, made.worked.applied)
-    model, survey, ledger, before = prepared.model, prepared.survey, decision.ledger, prepared.baseline
-    params = counting.parameters(before.model)
+    model, survey, ledger = prepared.model, prepared.survey, decision.ledger
+    params = counting.parameters(prepared.original)
     gone, gone_bytes = counting.removed(survey, ledger.dead)
     after = counting.parameters(model) - gone if slim is None else counting.parameters(slim)
     path = prepared.path
-    given = files_of(prepared.given, None) if path is None else files_of(before.model, path)
+    given = files_of(prepared.given, None) if path is None else files_of(prepared.original, path)
     if written:
         size = sum(file.stat().st_size for file in written)
     elif final is not None:
@@ -80,9 +80,7 @@ def sizes_of(prepared: Prepared, recipe: Recipe, decision: Decision, made: Made)
     else:
         size = given.bytes - gone_bytes - sum(a.bytes for a in applied)
     macs = (counting.macs(model, survey, ledger.dead) - sum(a.macs for a in applied)) // prepared.samples
-    was = Weight(
-        str(path or "model"), params, counting.macs(before.model, before.survey) // prepared.samples, given.bytes
-    )
+    was = Weight(str(path or "model"), params, prepared.macs // prepared.samples, given.bytes)
     budget = _budget(decision.allocation.budget, {"params": after, "macs": macs, "size": size})
     return change_of(was, Weight("", after, macs, size), given, written, share=share, budget=budget)
 

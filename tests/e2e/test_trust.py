@@ -165,6 +165,7 @@ def test_one_process_listens_to_nobody(trap: Path) -> None:
         ("data: evil.py:f", "no recipe runs code. Give --data DATA to use it"),
         ("held_out: evil.py:f", "no recipe runs code. Give --held-out DATA to use it"),
         ("tokenizer: evil.py:f", "no recipe runs code. Give --tokenizer FILE to use it"),
+        ("keep_tokens: evil.py:f", "no recipe runs code. Give --keep-tokens FILE to use it"),
         ("include: evil.py:f", "no recipe runs code"),
         ("providers: [OpenVINOExecutionProvider]", "Give --device or --providers in the command"),
         ("custom_ops: evil.so", "custom_ops is never taken from a file"),
@@ -215,9 +216,10 @@ def test_reports_and_models_name_no_files(trap: Path) -> None:
     assert listing(trap) == before
     words = ("--data", "d.npz", "--held-out", 4, "--dry-run")
     for file in (*models.values(), "source.json", "asked.json"):
-        more = () if file != models["tokenizer"] else ("--tokenizer", "t.json")
+        more = next(((f"--{name.replace('_', '-')}", "t.json") for name in trust.FILES if file == models[name]), ())
         told = run("apply", file, "m.onnx", *words, *more)
-        assert (told.exit_code, "does nothing" in told.stderr) in ((0, False), (2, True)), told.output
+        useless = "does nothing" in told.stderr or "is not a file" in told.stderr
+        assert (told.exit_code, useless) in ((0, False), (2, True)), told.output
     assert listing(trap) == before
 
 

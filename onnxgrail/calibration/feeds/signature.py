@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.shapes.ids import table_rows
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import DataError, ModelError
+from onnxgrail.graph.rewrite.rows import TOKENS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,12 +25,14 @@ class Input:
         shape: per axis a number, the name of a symbolic dimension, or None; None as a whole if no rank is declared.
         rows: number of rows of the smallest constant table that is indexed by the input's values; None if there is
             none.
+        kept: the ids that it may hold, ascending, if rows of tables are gone; empty if all are there.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...] | None
     rows: int | None = None
+    kept: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """Return `name dtype[batch, 3, 224, 224]`, for messages."""
@@ -57,7 +60,8 @@ def signature_of(model: ir.Model) -> Signature:
         dtype = np.dtype(object) if value.dtype == ir.DataType.STRING else value.dtype.numpy()
         shape = None if value.shape is None else _dims(value.shape)
         rows = table_rows(model, value.name, exact=True) if dtype.kind in "iu" else None
-        found.append(Input(name=value.name, dtype=dtype, shape=shape, rows=rows))
+        kept = model.meta.get(TOKENS, {}).get(value.name, ())
+        found.append(Input(name=value.name, dtype=dtype, shape=shape, rows=rows, kept=kept))
     return tuple(found)
 
 
@@ -185,7 +189,7 @@ def check_integers(array: Array, entry: Input, source: str) -> None:
     """Check that integers fit the input's dtype and the table that they index.
 
     Raises:
-        DataError: a value is out of range.
+        DataError: a value is out of range, or an id whose row is gone.
     """
     if array.dtype.kind not in "iu" or entry.dtype.kind not in "iu" or not array.size:
         return
@@ -198,6 +202,10 @@ def check_integers(array: Array, entry: Input, source: str) -> None:
             f"{where}: ids up to {high}, the model's table has {entry.rows} rows",
             hint="Take the tokenizer and the data that belong to this model",
         )
+    lost = array[~np.isin(array, entry.kept)] if entry.kept else array[:0]
+    if lost.size:
+        hint = "Add the ids of all data to the file, or leave out the samples that hold others"
+        raise DataError(f"{where}: id {lost.flat[0]} occurs, and --keep-tokens leaves it out", hint=hint)
 
 
 def bad_values(bad: int, size: int, entry: Input, source: str) -> DataError:

@@ -159,6 +159,8 @@ def _values(draw: Draw, rng: np.random.Generator) -> Array:
     dtype = draw.entry.dtype
     if draw.fill == "normal":
         return np.asarray(rng.standard_normal(draw.shape)).astype(dtype)
+    if draw.fill == "ids" and draw.entry.kept:
+        return rng.choice(np.array(draw.entry.kept), draw.shape).astype(dtype)
     if draw.fill == "ids":
         # A small vocabulary may have no reserved ids.
         low = RESERVED if draw.rows > 8 * RESERVED else 0

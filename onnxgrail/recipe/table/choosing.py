@@ -115,6 +115,15 @@ REMOVE = (
         commands=(*NARROWING, "inspect"),
     ),
     Option(
+        "keep_tokens",
+        Value(kind="file", metavar="FILE"),
+        "Keep only some rows of embedding tables: those of the ids in FILE, a JSON list or one per line. Inputs and "
+        "outputs stay as they are: other ids are looked up as the first one, and a tied head gives them its lowest "
+        "value.",
+        otherwise="all rows stay",
+        commands=("compress", "apply"),
+    ),
+    Option(
         "selector",
         one_of(*SELECTORS, plugins="onnxgrail.selectors"),
         "Criterion that ranks channels, neurons and heads; auto takes the exact elimination (obs) for every block "
