@@ -11,11 +11,11 @@ import pytest
 import onnxgrail
 from onnxgrail.core import Array
 from onnxgrail.graph.rotate.inside import POSITIONS
-from tests.contract.attention import attention
+from tests.contract.attention import SIZE, TOKENS, WIDTH, attention
 from tests.oracle import run
 from tests.prenorm import VOCABULARY, prenorm
 from tests.tiny import numbers
-from tests.unit.test_inside import BENT
+from tests.unit.test_inside import BENT, KERNELS
 
 INNER = ("qk", "vo")
 
@@ -71,6 +71,16 @@ def test_inspect_names_what_keeps_its_channels() -> None:
     found = onnxgrail.inspect(BENT["normalized"])
     assert [block["kind"] for block in found.blocks] == ["heads", "vo"]
     assert [(refusal.op, refusal.reason) for refusal in found.refusals][-1] == ("MatMul", POSITIONS)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_values_of_fused_kernels_lose_channels(name: str) -> None:
+    model, data = KERNELS[name], {"x": np.random.default_rng(0).normal(size=(64, TOKENS, WIDTH)).astype(np.float32)}
+    result = onnxgrail.compress(model, data=data, unit_ratio=0.5, blocks=INNER, round_to=1)
+    assert blocks_of(result) == {"vo": (SIZE, SIZE // 2)}
+    got, want = (run(one, data)["y"] for one in (result.model, model))
+    assert 0 < np.square(got - want).mean() < 0.5 * np.square(want).mean()
+    assert "vo" in onnxgrail.inspect(model).shares
 
 
 def test_a_run_is_repeated_to_the_same_bytes(tmp_path: Path, ids: dict[str, Array]) -> None:

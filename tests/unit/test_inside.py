@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from scipy.linalg import block_diag
 
 from onnxgrail.algebra.rotation import balanced
 from onnxgrail.calibration.agreement import trial_of
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.proof import prove
-from onnxgrail.core import Floats
+from onnxgrail.core import Array, Floats
+from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
-from onnxgrail.graph.rotate.inside import BENDS, KERNEL, OTHER, POSITIONS
+from onnxgrail.graph.rotate.inside import BENDS, KERNEL, OTHER, POSITIONS, QUERIES
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.graph.trace.tracer import trace
@@ -108,6 +112,34 @@ NETS = {
 }
 
 
+def fused(op: str, *, split: str = "", merge: str = "", groups: int = HEADS, bias: bool = False) -> ir.Model:
+    """One layer with a fused kernel, for which heads may be split first and merged afterwards."""
+    body = "".join(lines("$p = MatMul(x, w$p)\n", p=p) for p in "qkv") + split
+    given = ", ".join([f"{p}{'3' if split else ''}" for p in "qkv"] + (["packed"] if bias else []))
+    body += f"o = {op}({given})\n{merge}y = MatMul({'o2' if merge else 'o'}, wo)"
+    weights: dict[str, tuple[int, ...] | Array] = {"wq": (WIDTH, WIDTH), "wo": (WIDTH, 5)}
+    weights |= dict.fromkeys(("wk", "wv"), (WIDTH, groups * SIZE)) | ({"packed": (3 * WIDTH,)} if bias else {})
+    shapes = {"into": ints(-1, TOKENS, HEADS, SIZE), "back": ints(-1, TOKENS, WIDTH)} if split else {}
+    signature, imports = f"float[N,{TOKENS},{WIDTH}] x => float[N,{TOKENS},5] y", {"com.microsoft": 1}
+    return tiny(signature, body, weights | shapes, opset=23, imports=imports)
+
+
+SPLIT_HEADS = "".join(lines("$p2 = Reshape($p, into)\n$p3 = Transpose<perm=[0,2,1,3]>($p2)\n", p=p) for p in "qkv")
+OWN, STANDARD = f"com.microsoft.MultiHeadAttention<num_heads={HEADS}>", f"Attention<q_num_heads={HEADS}, kv_num_heads="
+KERNELS = {
+    "MultiHeadAttention": fused(OWN),
+    "MultiHeadAttention with biases": fused(OWN, bias=True),
+    "Attention": fused(f"{STANDARD}{HEADS}>"),
+    "Attention with shared keys": fused(f"{STANDARD}2>", groups=2),
+    "Attention of four axes": fused(
+        "Attention",
+        split=SPLIT_HEADS,
+        merge="o1 = Transpose<perm=[0,2,1,3]>(o)\no2 = Reshape(o1, back)\n",
+    ),
+}
+NETS |= KERNELS
+
+
 def found_in(model: ir.Model) -> Rotatable:
     """The bases inside heads."""
     return rotatable(model, survey_of(model, feed(model)).facts, KINDS)
@@ -131,22 +163,25 @@ def projected(model: ir.Model, bases: dict[str, Floats], kept: int) -> ir.Model:
     """The original, with queries and values projected in every head."""
     other, facts = model.clone(), survey_of(model, feed(model)).facts
     for node in list(other.graph):
-        for operand, kind in enumerate(KINDS):
+        for kind, operand in zip(KINDS, (0, 1 if node.op_type == "MatMul" else 2), strict=True):
             basis = bases.get(f"{node.outputs[0].name}/{kind}")
             if basis is None:
                 continue
-            here = np.arange(basis.shape[-1]) < kept
+            here, shape = np.arange(basis.shape[-1]) < kept, facts.shapes[node.inputs[operand].name]
             projection = (basis * here @ np.linalg.inv(basis)).astype(np.float32)
-            heads = facts.shapes[node.inputs[operand].name][1]
-            numbers = ir.tensor(np.repeat(projection, heads // len(basis), axis=0), name=f"{kind}/projection")
-            matrix = ir.Value(
-                name=numbers.name, const_value=numbers, type=ir.TensorType(numbers.dtype), shape=numbers.shape
-            )
-            other.graph.register_initializer(matrix)
+            if len(shape) == 4:
+                numbers = np.repeat(projection, shape[1] // len(basis), axis=0)
+            else:
+                numbers = block_diag(*projection)
+            matrix = constant(other.graph, numbers, f"{kind}/projection")
             product = ir.Node("", "MatMul", [node.inputs[operand], matrix], num_outputs=1)
             product.outputs[0].name = f"{kind}/projected"
             other.graph.insert_before(node, product)
             node.replace_input_with(operand, product.outputs[0])
+            if len(node.inputs) > 3:  # biases of values are added after the projection
+                biases = node.inputs[3].const_value.numpy().copy()
+                biases[-len(numbers) :] = biases[-len(numbers) :] @ numbers
+                node.replace_input_with(3, constant(other.graph, biases, "biases"))
     return other
 
 
@@ -154,10 +189,12 @@ def projected(model: ir.Model, bases: dict[str, Floats], kept: int) -> ir.Model:
 def test_another_basis_is_the_same_function(name: str) -> None:
     model = NETS[name]
     other, survey, bases = turned(model)
-    assert len(bases) == 2
+    assert len(bases) == (1 if name in KERNELS else 2)
     check_same(run(other, feed(model)), run(model, feed(model)))
     kinds = {block.kind for block in survey.blocks}
-    assert kinds == ({"vo"} if name == "packed" else {"qk", "vo"})
+    assert kinds == ({"vo"} if name == "packed" or name in KERNELS else {"qk", "vo"})
+    whys = {(refusal.op, refusal.reason) for refusal in found_in(model).refusals}
+    assert whys == ({(name.partition(" ")[0], QUERIES)} if name in KERNELS else set())
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -265,13 +302,20 @@ def test_the_basis_keeps_what_products_need() -> None:
         np.testing.assert_allclose(lost, np.linalg.norm(s[kept:]), rtol=0.05)
 
 
-def test_fused_attention_is_refused_by_name() -> None:
-    body = "".join(lines("$p = MatMul(x, w$p)\n", p=p) for p in "qkv")
-    body += f"""
-        o = Attention <q_num_heads={HEADS}, kv_num_heads={HEADS}> (q, k, v)
-        y = MatMul(o, wo)
-    """
-    weights = dict.fromkeys(("wq", "wk", "wv", "wo"), (WIDTH, WIDTH))
-    found = found_in(tiny(f"float[N,{TOKENS},{WIDTH}] x => float[] y", body, weights, opset=23))
+@pytest.mark.parametrize(
+    "body",
+    [
+        "o, pk, pv = Attention<q_num_heads={0}, kv_num_heads={0}>(q, k, v, , ck, cv)",
+        "o, pk, pv = com.microsoft.MultiHeadAttention<num_heads={0}>(q, k, v, , , , ck, cv)",
+        "o = com.microsoft.Attention<num_heads={0}>(x, packed, biases)",
+    ],
+)
+def test_kernels_with_caches_or_packed_weights_are_refused_by_name(body: str) -> None:
+    text = "".join(lines("$p = MatMul(x, w$p)\n", p=p) for p in "qkv") + f"{body.format(HEADS)}\ny = MatMul(o, wo)"
+    weights: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), (WIDTH, WIDTH))
+    weights |= {"packed": (WIDTH, 3 * WIDTH), "biases": (3 * WIDTH,)}
+    caches = f"float[2,{HEADS},2,{SIZE}] ck, float[2,{HEADS},2,{SIZE}] cv"
+    signature = f"float[2,{TOKENS},{WIDTH}] x, {caches} => float[] y"
+    found = found_in(tiny(signature, text, weights, opset=23, imports={"com.microsoft": 1}))
     assert not found.heads
-    assert [(refusal.op, refusal.reason) for refusal in found.refusals] == [("Attention", KERNEL)]
+    assert {refusal.reason for refusal in found.refusals} == {KERNEL}

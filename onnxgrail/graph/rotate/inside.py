@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Refusal
 from onnxgrail.graph.attributes import integer, names_of
+from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.rotate.classes import groups_of, positions, spread, units_of
 from onnxgrail.graph.trace.facts import Facts, constant_of, key
 from onnxgrail.graph.trace.flow import Flow, Use
@@ -35,9 +36,10 @@ CLAIMED = "several products read the same channels inside heads"
 UNEVEN = "its heads share some of their channels, or differ in their number"
 STORED = "its weight is shared, quantized or computed at run time, and takes no basis inside heads"
 KERNEL = "a fused kernel reads heads of one size; channels inside of them stay"
+QUERIES = "channels of queries and keys in a fused kernel stay"
 OTHER = "channels inside heads are followed through MatMul only, so those that it multiplies stay"
 
-REASONS = frozenset((POSITIONS, BENDS, CLAIMED, UNEVEN, STORED, KERNEL, OTHER))
+REASONS = frozenset((POSITIONS, BENDS, CLAIMED, UNEVEN, STORED, KERNEL, QUERIES, OTHER))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -138,10 +140,11 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
     """
     if not set(INNER) & set(kinds):
         return [], []
-    refusals = [_refusal(node, KERNEL) for node in model.graph if node.op_type in FUSED]
+    fused = [node for node in model.graph if node.op_type in FUSED]
+    refusals = [_refusal(node, QUERIES if weighs(node) else KERNEL) for node in fused]
     others = [node for node in model.graph if node.op_type in OTHERS and not _reads_constants(node, facts)]
     refusals += [_refusal(node, OTHER) for node in others if _scores(node) or _weighs(node)]
-    if not any(node.op_type == "MatMul" and not _reads_constants(node, facts) for node in model.graph):
+    if not any(weighs(n) or (n.op_type == "MatMul" and not _reads_constants(n, facts)) for n in model.graph):
         return [], refusals
     finder = _Finder(model, flow_of(model, facts, inside=True))
     found = []
@@ -176,6 +179,12 @@ def _weighs(node: ir.Node) -> bool:
             return before is not None
         value = next((v for v in before.inputs[::-1] if v is not None and v.producer()), None)
     return False
+
+
+def _is_bias(node: ir.Node, operand: int) -> bool:
+    """Return True if a node adds an operand to channels."""
+    places = {"Gemm": 2, "Conv": 2, "MultiHeadAttention": 3}
+    return operand == places[node.op_type] if node.op_type in places else node.op_type in ("Add", "Sub")
 
 
 def _reads_constants(node: ir.Node, facts: Facts) -> bool:
@@ -215,15 +224,16 @@ class _Finder:
         Raises:
             _RefusedError: their basis is not free.
         """
-        own = key(node)
-        if node.op_type != "MatMul" or node.domain not in ("", "ai.onnx") or own not in self.facts.shapes:
+        own, fused = key(node), weighs(node)
+        plain = node.op_type == "MatMul" and node.domain in ("", "ai.onnx")
+        if not (plain or (fused and kind == "vo")) or own not in self.facts.shapes:
             return None
         names = names_of(node.inputs)
-        rank = [len(self.facts.shapes.get(name, ())) for name in names]
-        wanted = [(own, 0, rank[0] - 1), (own, 1, rank[1] - 2)] if kind == "qk" else [(own, 1, rank[1] - 1)]
+        rank, value = [len(self.facts.shapes.get(name, ())) for name in names], 2 if fused else 1
+        wanted = [(own, 0, rank[0] - 1), (own, 1, rank[1] - 2)] if kind == "qk" else [(own, value, rank[value] - 1)]
         if not all(place in self.tables for place in wanted):
             asked = {"qk": _scores, "vo": _weighs}[kind]
-            if (own, 1, rank[1] - (1 if kind == "qk" else 2)) not in self.tables and asked(node):
+            if fused or ((own, 1, rank[1] - (1 if kind == "qk" else 2)) not in self.tables and asked(node)):
                 raise _RefusedError(_refusal(node, POSITIONS))
             return None
         sides = [self._rows(node, place) for place in wanted]
@@ -236,7 +246,7 @@ class _Finder:
         for place, roots, inverse in zip(wanted, groups, (False, True), strict=False):
             self._check(place, node, [table for table, _ in tables if units is not None])
             parts += [self._part(use, roots, kind, units, inverse=inverse) for use in self.uses[place]]
-        if not {False, True} <= {part.inverse for part in parts if part.operand != 2 and part.node.op_type != "Add"}:
+        if not {False, True} <= {part.inverse for part in parts if not _is_bias(part.node, part.operand)}:
             return None
         return Inside(
             name=f"{own}/{kind}",
@@ -292,7 +302,7 @@ class _Finder:
         node = self.nodes[use.node]
         value = node.inputs[use.operand]
         layer = use.role != "passenger"
-        bias = use.operand == 2 if node.op_type in ("Gemm", "Conv") else node.op_type in ("Add", "Sub")
+        bias = _is_bias(node, use.operand)
         if len(use.mark.axes) != 1 or (layer and node.op_type not in LAYERS) or (not layer and not bias):
             raise _RefusedError(_refusal(node, BENDS))
         if (use.role == "consumer" and kind == "qk") or (use.role == "producer" and self._adds_alike(node)):
@@ -304,7 +314,7 @@ class _Finder:
         index = (positions if units is None else spread)(self.flow.labels.find(use.mark.labels), groups)
         if index is None:
             raise _RefusedError(_refusal(node, BENDS))
-        source = use.source or self._made(node, use)
+        source = use.source or ((key(node), 2) if weighs(node) else self._made(node, use))
         inverse = inverse or use.role == "consumer"
         return Part(node=node, operand=use.operand, axis=use.mark.axes[0], index=index, inverse=inverse, source=source)
 

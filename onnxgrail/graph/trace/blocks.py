@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import INNER, Block, Ints, Kind, Probe, Refusal, Role, Slot
 from onnxgrail.graph.flatten.inner import layers_inside
-from onnxgrail.graph.rotate.marked import MARK, is_rotated
+from onnxgrail.graph.rotate.marked import INSIDE, MARK, is_rotated
 from onnxgrail.graph.trace.causes import cause
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.flow import Flow, Use
@@ -201,7 +201,8 @@ def _block(
     acting = sorted(set(acting), key=order.__getitem__)
     first = probes[0]
     marked = [nodes[u.node] for e in members if e.role != "producer" for u in e.uses]
-    rotated = next((n.metadata_props[MARK] for n in marked if MARK in n.metadata_props), "")
+    turned = (n.metadata_props for n in marked if INSIDE not in n.metadata_props)
+    rotated = next((props[MARK] for props in turned if MARK in props), "")
     if rotated and not any(map(is_rotated, marked)):
         kind = "embedding"
     return Block(

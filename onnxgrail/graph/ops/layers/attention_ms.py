@@ -10,6 +10,7 @@ from onnxgrail.graph.attributes import MICROSOFT, integer, integers
 from onnxgrail.graph.ops.layers.attention import PARTIAL, bias, caches, heads_of, joined, key_value
 from onnxgrail.graph.ops.layers.cache import past, present
 from onnxgrail.graph.ops.layers.contraction import BIAS, contracted
+from onnxgrail.graph.ops.layers.inside import is_inside, values, weighs
 from onnxgrail.graph.ops.layers.linear import SHARED
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
@@ -22,8 +23,14 @@ DECODING = "its cache is shared by the beams of a search, which is not followed"
 
 @rule("MultiHeadAttention", domain=MICROSOFT)
 def multi_head(site: Site) -> None:
-    """Tie heads across query, key and value, packed or not, and caches; cut the packed bias."""
+    """Tie heads across query, key and value, packed or not, and caches; cut the packed bias.
+
+    If the channels of values have a basis of their own, pass these channels, and keep the heads.
+    """
     count = int(site.attribute("num_heads"))
+    if is_inside(site) and weighs(site.node) and len(site.shape(2)) == 3:
+        values(site, count, count, biases=3)
+        return
     query = heads_of(site, site.marks(0), 2, count)
     # (batch, length, width), (batch, length, heads, 2, size) when packed, (batch, heads, length, size) as a past
     places = [(k, 1 if len(site.shape(k)) == 4 else 2) for k in (1, 2) if site.name(k)]

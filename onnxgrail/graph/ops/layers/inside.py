@@ -1,4 +1,4 @@
-"""Op rule of products inside attention heads whose channels are in a basis of their own: these channels can go.
+"""Op rules inside attention heads whose channels are in a basis of their own: these channels can go.
 
 All heads then lose the same number of channels, and whole heads stay.
 """
@@ -6,14 +6,27 @@ All heads then lose the same number of channels, and whole heads stay.
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrail.core import Ints
-from onnxgrail.graph.ops.layers.contraction import CONTRACTED
+from onnxgrail.graph.attributes import MICROSOFT, names_of
+from onnxgrail.graph.ops.layers.contraction import BIAS, CONTRACTED
 from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER
 from onnxgrail.graph.trace.flow import Site, Use
 from onnxgrail.graph.trace.labels import Mark
 
 HEADS = "its heads stay, because channels inside of them can go"
+CACHES = {("", "Attention"): (4, 5), (MICROSOFT, "MultiHeadAttention"): (6, 7)}  # operands with keys and values
+
+
+def weighs(node: ir.Node) -> bool:
+    """Return True for a fused kernel that may read heads of another size in its values than in queries and keys.
+
+    It reads the three one by one, and no caches.
+    """
+    caches = CACHES.get((node.domain, node.op_type))
+    given = {k for k, name in enumerate(names_of(node.inputs)) if name}
+    return caches is not None and given >= {0, 1, 2} and not given & {*caches} and not any(names_of(node.outputs)[1:3])
 
 
 def is_inside(site: Site) -> bool:
@@ -46,6 +59,36 @@ def inside(site: Site) -> None:
     site.union(queries, keys)
     order = site.node.metadata_props.get(ORDER)
     site.rank(queries if order is None else queries[[int(n) for n in order.split(",")]], "qk", rotation)
+
+
+def values(site: Site, count: int, groups: int, biases: int | None = None) -> None:
+    """Pass the channels of values through a fused kernel; those of queries and keys stay.
+
+    Args:
+        site: the kernel.
+        count: number of heads of queries, and of the result.
+        groups: number of heads of keys and values.
+        biases: operand with the biases of queries, keys and values in one vector.
+    """
+    last = len(site.shape(2)) - 1
+    apart = last == 3  # heads have an axis of their own
+    mine = [mark for mark in site.marks(2) if last in mark.axes]
+    site.freeze([*site.marks(0), *site.marks(1), *(mark for mark in site.marks(2) if last not in mark.axes)], HEADS)
+    if len(mine) != 1 or not set(mine[0].axes) <= {last, 1 if apart else last}:
+        site.freeze(mine, CONTRACTED)
+        return
+    size = site.shape(2)[last] // (1 if apart else groups)
+    heads = np.broadcast_to(mine[0].labels.reshape(-1, size), (groups, size))
+    if site.flow.tables is not None:
+        site.flow.tables[site.key, 2, last] = Mark((last - 1, last), heads)
+    else:
+        site.union(heads[:1], heads)
+        site.rank(heads[0], "vo", site.node.metadata_props[MARK])
+    if biases is not None and site.name(biases):
+        others = np.zeros(site.shape(biases)[0] - heads.size, dtype=heads.dtype)
+        site.passenger(biases, np.concatenate([others, heads.ravel()]), BIAS, whole=True)
+    found = np.repeat(heads, count // groups, axis=0)
+    site.emit([Mark((1, 3), found) if apart else Mark((2,), found.ravel())])
 
 
 def _recorded(site: Site, operand: int, axis: int) -> Mark | None:
