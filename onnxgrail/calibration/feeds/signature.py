@@ -202,10 +202,10 @@ def check_integers(array: Array, entry: Input, source: str) -> None:
             f"{where}: ids up to {high}, the model's table has {entry.rows} rows",
             hint="Take the tokenizer and the data that belong to this model",
         )
-    lost = array[~np.isin(array, entry.kept)] if entry.kept else array[:0]
+    lost = array[~np.isin(array, entry.kept)] if entry.kept else array.ravel()[:0]
     if lost.size:
         hint = "Add the ids of all data to the file, or leave out the samples that hold others"
-        raise DataError(f"{where}: id {lost.flat[0]} occurs, and --keep-tokens leaves it out", hint=hint)
+        raise DataError(f"{where}: id {lost[0]} occurs, and --keep-tokens leaves it out", hint=hint)
 
 
 def bad_values(bad: int, size: int, entry: Input, source: str) -> DataError:
