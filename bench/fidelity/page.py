@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench import equal_params
+from bench import against_uniform, equal_params
 from bench.fidelity import summary
 from bench.fidelity.methods import DATA_FREE, REPAIRS, SIM_BASES, SIM_REPAIRS, efforts, every, further, named
 from bench.fidelity.plots import figure
@@ -66,8 +66,9 @@ replaces layers by low-rank pairs until the share of parameters is removed. In b
 the seconds of the whole call.
 """
 EFFORT = """\
-The efforts of `--effort`, one draw, {date}. `max` may choose other widths of the same cost (`--allocate global`), and
-refines with torch. In brackets: the change of parameters and the seconds of the whole call, on a busy machine.
+The efforts of `--effort`, one draw, {date}. `max` may choose other widths of the same cost (`--allocate
+global`), and refines with torch. In brackets: the change of parameters and the seconds of the whole call, on a busy
+machine.
 """
 
 
@@ -85,6 +86,8 @@ def page(data: Data) -> str:
     parts.append(HARM + "".join(_harm_rows(data)))
     if equal_params.RESULTS.exists():
         parts.append(equal_params.table(json.loads(equal_params.RESULTS.read_text(encoding="utf-8"))["rows"]))
+    if against_uniform.RESULTS.exists():
+        parts.append(against_uniform.table(json.loads(against_uniform.RESULTS.read_text(encoding="utf-8"))))
     if published.RESULTS.exists():
         parts.append(published.table(json.loads(published.RESULTS.read_text(encoding="utf-8"))))
     parts += [_subject(data, name) for name in SUBJECTS if name in data["subjects"]]
