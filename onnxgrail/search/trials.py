@@ -211,11 +211,16 @@ def parts_of(prepared: Prepared) -> Parts:
         DataError: no samples can judge a trial.
     """
     judging, folds = folds_of(prepared)
-    batches = folds[0].fitted.batches
+    batches, judges = folds[0].fitted.batches, folds[0].judges
+    if len(folds) == 1 and judging.samples < FEW and len(batches) > 1:  # so few say little: half of the rest judges too
+        rest = part_of(batches, batches.feeds[1::2])
+        batches = part_of(batches, batches.feeds[::2])
+        judging = replace(judging, feeds=judging.feeds + rest.feeds, samples=judging.samples + rest.samples)
+        judges = tuple(range(len(judging)))
     wanted = min(batches.samples, max(FEW, prepared.batches.samples // SHARE))
     part = part_of(batches, spread(batches, max(1, math.ceil(len(batches) * wanted / max(batches.samples, 1)))))
     count = min(FITTED, math.floor(RUNS * prepared.batches.samples / max(part.samples, 1)))
-    return Parts(fitted=replace(prepared, batches=part), batches=judging, judges=folds[0].judges, trials=count)
+    return Parts(fitted=replace(prepared, batches=part), batches=judging, judges=judges, trials=count)
 
 
 def _content(search: Search) -> Floats:

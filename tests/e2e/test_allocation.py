@@ -128,25 +128,30 @@ def test_measured_losses_beat_equal_shares(tmp_path: Path) -> None:
     assert nmse["auto"] < nmse["uniform"] / 1.5
 
 
-@pytest.mark.parametrize("better", [0, 1], ids=["path", "between"])
-def test_the_candidate_that_loses_less_is_taken(better: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("best", [0, 1, 2], ids=["path", "between", "even"])
+def test_the_candidate_that_loses_least_is_taken(best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few samples are held out, so half of the others judges, too, and the fits of the candidates do without it."""
     judged: list[list[Any]] = []
 
     def losses(task: Any, candidates: Any, parts: Any) -> list[Floats]:
         real = losses_of(task, candidates, parts)
-        assert [one.size for one in real] == [13, 13]
+        fitted, judges = ([len(next(iter(feed.values()))) for feed in part] for part in (parts.fitted.batches, parts.batches))
+        assert [one.size for one in real] == [sum(judges)] * 3
+        assert sum(fitted) + sum(judges) == 64 + 13
+        assert min(sum(fitted), sum(judges) - 13) >= 16
         assert all(0 < one.mean() < 1 for one in real)
         judged.append(list(candidates))
-        gains = np.linspace(-1.0, 2.0 if better else 1.2, 13)
-        return [gains, np.zeros(13)]
+        clear, chance = (np.linspace(-1.0, most, real[0].size) for most in (2.0, 1.2))
+        nothing = np.zeros(real[0].size)
+        return [[chance, nothing, chance], [clear, nothing, nothing], [clear, nothing, -clear]][best]
 
     monkeypatch.setattr(measuring, "losses_of", losses)
     found = onnxgrail.compress(DIGITS.model, tmp_path / "o.onnx", data=DIGITS.calibration, ratio=0.3, samples=64)
-    ((path, between),) = judged
-    assert path != between
+    (candidates,) = judged
+    assert len({tuple(one.items()) for one in candidates}) == 3
     assert dict(found.report.data["recipe"])["allocate"] == "auto"
     widths = {block["name"]: block["kept"] for block in found.report.data["blocks"]}
-    taken = (path, between)[better]
+    taken = candidates[best]
     units = {block["name"]: block["units"] for block in found.report.data["blocks"]}
     assert widths == {name: taken[name] for name in widths}
     assert all(name.endswith("rank") for name in taken.keys() - units.keys())  # these stay one convolution

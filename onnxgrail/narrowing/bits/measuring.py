@@ -40,7 +40,7 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
     """Return the schedule that loses least where a cost is within a limit; see `LeastHarm`.
 
     The path of least harm adds up the losses of single blocks, which misleads where blocks depend on each other. So
-    widths halfway between it and equal shares are decided, fitted and judged, too, and taken if they lose less.
+    equal shares, and widths halfway to them, are decided, fitted and judged, too, and taken if they lose less.
     """
     ladders = search.ladders
 
@@ -55,11 +55,15 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
     task = task_of(search, cost, Near(share=share))
     parts = parts_of(search.prepared) if task.judged else None
     path = schedule_near(task, parts)
-    ways = path, schedules.between(path, even)
+    ways = path, schedules.between(path, even), even
     found = [widths(ideal) for ideal in ways]
     if parts is None or found[0] == found[1]:
         return path
-    return ways[_less(*losses_of(task, found, parts))]
+    losses = losses_of(task, found, parts)
+    best = 0
+    for number in (1, 2):
+        best = number if _less(losses[best], losses[number]) else best
+    return ways[best]
 
 
 def _less(before: Floats, after: Floats) -> bool:
