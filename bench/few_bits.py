@@ -1,10 +1,12 @@
 """Loss, bytes and latency of weights in a few bits, beside the quantizers of ONNX Runtime.
 
-    python bench/few_bits.py [--minilm MODEL CALIB HELDOUT] [--samples N] [--rounds N] > few_bits.json
+    python -m bench.few_bits --minilm W/minilm.dynamo.onnx W/calib.npz W/heldout.npz > bench/results/few_bits.json
+    python -m bench.few_bits --markdown
 
-Subjects: the embedded Llama (perplexity and KL divergence per token on held-out text) and, if its files are given (see
-minilm.py), MiniLM (1 - cosine of sentence embeddings).  Quantizers that need a package that is missing are left out.
-JSON on stdout, a table on stderr.
+Subjects: the embedded models (perplexity and KL divergence per token on held-out text, right answers on held-out
+images) and, if its files are given, MiniLM (1 - cosine of sentence embeddings); `bench/minilm_export.py W` and
+`bench/minilm_text.py W` write them.  Quantizers that need a package that is missing are left out.  JSON on stdout, a
+line per result on stderr; `--markdown` prints the tables of docs/deploy.md from the stored results.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,13 @@ from onnxgrail import models
 from onnxgrail.calibration.runtime.session import Setup, open_session
 
 Arrays = dict[str, Any]
+Row = Mapping[str, Any]
 Loss = Callable[[Path], dict[str, float]]
 Write = Callable[[Path, Path], object]
 
+RESULTS = Path(__file__).parent / "results" / "few_bits.json"
 BATCH = 8
+THREADS = 1, 2
 BLOCK = 32
 OURS: Mapping[str, dict[str, Any]] = {
     "onnxgrail int8-weights": {"quantize": "int8-weights"},
@@ -40,6 +45,25 @@ OURS: Mapping[str, dict[str, Any]] = {
     "onnxgrail int4, symmetric": {"quantize": "int4", "symmetric": True},
     "onnxgrail int4, blocks of 128": {"quantize": "int4", "block_size": 128},
     "onnxgrail int4, accuracy level 4": {"quantize": "int4", "accuracy_level": 4},
+}
+WAYS = {
+    "dense": "dense",
+    "quantize_dynamic": "`quantize_dynamic`",
+    "MatMulNBits rtn": "`MatMulNBitsQuantizer`, RTN",
+    "MatMulNBits k-quant": "`MatMulNBitsQuantizer`, k-quant",
+    "MatMulNBits hqq": "`MatMulNBitsQuantizer`, HQQ",
+    "onnxgrail int8-weights": "`--quantize int8-weights`",
+    "onnxgrail int4": "`--quantize int4`",
+    "onnxgrail int4, symmetric": "`--quantize int4 --symmetric`",
+    "onnxgrail int4, blocks of 128": "`--quantize int4 --block-size 128`",
+    "onnxgrail int4, accuracy level 4": "`--quantize int4 --accuracy-level 4`",
+}
+LOSSES = {
+    "perplexity_increase": ("perplexity increase", "{:.5f}"),
+    "kl": ("KL divergence per token", "{:.5f}"),
+    "one_minus_cosine": ("1 − cosine", "{:.5f}"),
+    "right": ("right answers", "{}"),
+    "other": ("other answers", "{}"),
 }
 
 
@@ -97,6 +121,18 @@ def sentences(dense: Path, data: Arrays) -> Loss:
     return lambda path: {"one_minus_cosine": float(1 - (embeddings(path, data) * wanted).sum(axis=1).mean())}
 
 
+def images(dense: Path, data: Arrays) -> Loss:
+    """Return a function that counts images with the right answer, and those with another one than the dense model's."""
+    labels, feed = data["labels"], {name: array for name, array in data.items() if name != "labels"}
+    wanted = outputs(dense, feed).argmax(axis=-1)
+
+    def loss(path: Path) -> dict[str, float]:
+        found = outputs(path, feed).argmax(axis=-1)
+        return {"right": int((found == labels).sum()), "other": int((found != wanted).sum())}
+
+    return loss
+
+
 def dynamic(source: Path, target: Path) -> None:
     """Quantize with `quantize_dynamic` of ONNX Runtime."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -152,7 +188,7 @@ def measured(
 ) -> tuple[list[dict[str, Any]], str]:
     """Return a row per file, and the machine."""
     times: dict[int, Any] = {}
-    for threads in (1, 2):
+    for threads in THREADS:
         feed = {key: array[:1] for key, array in data.items() if key != "labels"}
         times[threads] = onnxgrail.bench(*made.values(), data=feed, batch_sizes=(1,), rounds=rounds, threads=threads)
     rows = []
@@ -166,18 +202,41 @@ def measured(
     return rows, str(times[1].machine)
 
 
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the tables of the page, one per model."""
+    tables = []
+    for name in dict.fromkeys(row["model"] for row in rows):
+        some = [row for row in rows if row["model"] == name]
+        losses = [key for key in LOSSES if key in some[0]]
+        heads = [f"`{name}`", "bytes", *(LOSSES[key][0] for key in losses), "speed", "on 2 threads"]
+        lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+        for row in some:
+            dense = row["way"] == "dense"
+            lost = ["" if dense and key != "right" else LOSSES[key][1].format(row[key]) for key in losses]
+            speeds = ["" if dense else f"{row[f'times_as_fast_{threads}']:.2f}×" for threads in THREADS]
+            cells = [WAYS[row["way"]], f"{row['bytes']:,}", *lost, *speeds]
+            lines.append(f"| {' | '.join(cells)} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
 def main() -> None:
-    """Measure both subjects and print the JSON."""
+    """Measure all subjects and print the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minilm", nargs=3, type=Path, metavar=("MODEL", "CALIB", "HELDOUT"))
-    parser.add_argument("--samples", type=int, default=None, help="calibration samples")
+    parser.add_argument("--samples", type=int, default=128, help="calibration samples")
     parser.add_argument("--judged", type=int, default=96, help="held-out samples of MiniLM")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--markdown", action="store_true", help="print the tables of the stored results")
     given = parser.parse_args()
+    if given.markdown:
+        print(markdown(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]))
+        return
     logging.disable(logging.WARNING)
-    llama = models.load("char_llama")
-    held = arrays(Path(llama.heldout))
-    subjects = [("char_llama", Path(llama.model), Path(llama.calibration), held, language)]
+    subjects = []
+    for name, judge in (("char_llama", language), ("digits_resnet", images), ("digits_vit", images)):
+        one = models.load(name)
+        subjects.append((name, Path(one.model), Path(one.calibration), arrays(Path(one.heldout)), judge))
     if given.minilm:
         model, calibration, heldout = given.minilm
         few = {name: array[: given.judged] for name, array in arrays(heldout).items()}

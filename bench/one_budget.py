@@ -1,9 +1,11 @@
 """Loss at equal bytes: bits and widths together, beside pairs of pruning and a quantizer of ONNX Runtime.
 
-    python bench/one_budget.py [--minilm MODEL CALIB HELDOUT] [--samples N] > one_budget.json
+    python -m bench.one_budget --minilm W/minilm.dynamo.onnx W/calib.npz W/heldout.npz > bench/results/one_budget.json
+    python -m bench.one_budget --markdown
 
-Subjects and losses are those of few_bits.py.  In a pair, the float model is narrowed by `--target-size` with
-`--only-widths` as far as the quantizer needs to meet the same bytes.  JSON on stdout, a line per result on stderr.
+Subjects are the texts of few_bits.py, and losses its.  In a pair, the float model is narrowed by `--target-size` with
+`--only-widths` as far as the quantizer needs to meet the same bytes.  JSON on stdout, a line per result on stderr;
+`--markdown` prints the table of docs/deploy.md from the stored results.
 """
 
 from __future__ import annotations
@@ -17,23 +19,35 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 import onnxgrail
-from bench.few_bits import BLOCK, Loss, Write, arrays, dynamic, language, sentences
+from bench.few_bits import BLOCK, LOSSES, Loss, Row, Write, arrays, dynamic, language, sentences
 from onnxgrail import models
+from onnxgrail.calibration.runtime.timing import machine
 from onnxgrail.errors import OnnxGrailError
 
+RESULTS = Path(__file__).parent / "results" / "one_budget.json"
 SHARES = {"char_llama": (0.25, 0.15), "minilm": (0.15,)}
 OURS: Mapping[str, dict[str, Any]] = {
     "bits and widths": {},
     "--only-bits": {"only_bits": True},
     "--only-widths": {"only_widths": True},
     "--quantize int4": {"quantize": "int4"},
+}
+LOSS = {"char_llama": "kl", "minilm": "one_minus_cosine"}  # that the table shows
+WAYS = {
+    "bits and widths": "`--target-size`",
+    "--only-bits": "`--target-size`, `--only-bits`",
+    "--quantize int4": "`--target-size`, `--quantize int4`",
+    "--only-widths": "`--target-size`, `--only-widths`",
+    "widths, then RTN of MatMul": "pruning, then RTN of `MatMul`",
+    "widths, then RTN of MatMul and Gather": "pruning, then RTN of `MatMul` and `Gather`",
+    "widths, then quantize_dynamic": "pruning, then `quantize_dynamic`",
 }
 ROUNDS = 3  # most narrowings of a pair until it meets the bytes
 SPARE = 0.98  # share of the bytes that a pair aims at
@@ -103,13 +117,30 @@ def rows_of(name: str, dense: Path, loss: Loss, choices: Mapping[str, Any]) -> l
     return rows
 
 
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the table of the page: a column per model and size, a row per way."""
+    cells = {(row["way"], row["model"], row["share"]): row for row in rows}
+    cases = [(name, share) for name, shares in SHARES.items() for share in shares]
+    heads = [f"`{name}`, {share:.0%}: {LOSSES[LOSS[name]][0]}" for name, share in cases]
+    lines = [f"| way | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+    for way, told in WAYS.items():
+        found = [(cells[way, name, share], LOSS[name]) for name, share in cases]
+        lost = [LOSSES[key][1].format(row[key]) if row.get("met") else "out of reach" for row, key in found]
+        lines.append(f"| {' | '.join([told, *lost])} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure the subjects and print the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minilm", nargs=3, type=Path, metavar=("MODEL", "CALIB", "HELDOUT"))
     parser.add_argument("--samples", type=int, default=64, help="calibration samples")
     parser.add_argument("--judged", type=int, default=96, help="held-out samples of MiniLM")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the stored results")
     given = parser.parse_args()
+    if given.markdown:
+        print(markdown(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]))
+        return
     logging.disable(logging.WARNING)
     choices = {"samples": given.samples, "held_out": 0, "check": False}
     llama = models.load("char_llama")
@@ -119,8 +150,8 @@ def main() -> None:
         dense, calibration, heldout = given.minilm
         data = {name: array[: given.judged] for name, array in arrays(heldout).items()}
         rows += rows_of("minilm", dense, sentences(dense, data), {**choices, "data": calibration})
-    head = {"bench": "one_budget", "date": dt.datetime.now(dt.UTC).date().isoformat(), "samples": given.samples}
-    print(json.dumps({**head, "rows": rows}, indent=1))
+    head = {"bench": "one_budget", "date": dt.datetime.now(dt.UTC).date().isoformat(), "machine": machine()}
+    print(json.dumps({**head, "samples": given.samples, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
