@@ -20,6 +20,7 @@ from onnxgrail.core import Array, Bools, Feed, Kind
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.io.widen import widen
 from onnxgrail.graph.rewrite.decisions import apply
+from onnxgrail.graph.stored.looked_up import lookups_of
 from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.graph.trace.tracer import trace
 from tests.masks import masked
@@ -217,6 +218,8 @@ def check_stored(model: ir.Model, slim: ir.Model) -> None:
     """Weights kept as integers still are: under as many nodes as before, none of them with wider numbers."""
     before, after = (Counter(n.op_type for n in m.graph) for m in (model, slim))
     assert all(after[op] >= before[op] for op in ("DequantizeLinear", "MatMulNBits"))
+    looked_up = [sum(lookups_of(node) is not None for node in m.graph) for m in (model, slim)]
+    assert looked_up[1] >= looked_up[0]
     for value in slim.graph.initializers.values():
         old = model.graph.initializers.get(value.name.split("/narrowed")[0])
         assert old is None or old.dtype == value.dtype, value.name

@@ -13,6 +13,7 @@ from tests.contract.cases_fused import CASES as FUSED
 from tests.contract.cases_join import CASES as JOIN
 from tests.contract.cases_layout import CASES as LAYOUT
 from tests.contract.cases_linear import CASES as LINEAR
+from tests.contract.cases_lookups import LOOKUPS
 from tests.contract.cases_pick import CASES as PICK
 from tests.contract.cases_pointwise import CASES as POINTWISE
 from tests.contract.cases_quantised import CASES as QUANTISED
@@ -27,7 +28,7 @@ from tests.oracle import narrowed_equals_masked
 from tests.tiny import feed
 
 CASES = [*POINTWISE, *LINEAR, *EINSUM, *RECURRENT, *REDUCE, *LAYOUT, *FUSED, *CACHE, *JOIN, *PICK, *VISION, *BLOCKED]
-CASES += [*QUANTISED, *STACKED, *STANDIN, *EXPERTS]
+CASES += [*QUANTISED, *LOOKUPS, *STACKED, *STANDIN, *EXPERTS]
 
 
 MICROSOFT = "com.microsoft"

@@ -20,9 +20,13 @@ from onnxgrail.calibration.quantize import is_quantised
 from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
 from onnxgrail.core import Array, Grid
 from onnxgrail.graph.bits.unpacked import convolutions, unpack
+from onnxgrail.graph.cost.counting import parameters
 from onnxgrail.graph.fittable.matrices import array_of, matrices
+from onnxgrail.graph.fittable.tables import tables
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.graph.stored.looked_up import lookups_of
+from tests.oracle import killed, narrowed, narrowed_equals_masked
 from tests.tiny import tiny
 
 from .test_few_bits import goes_on
@@ -272,6 +276,23 @@ def test_a_quantized_file_is_not_quantized_again(net: Path) -> None:
     found, _ = small(net, "again.onnx")
     with pytest.raises(onnxgrail.OnnxGrailError, match="is quantized already"):
         small(found, "twice.onnx")
+
+
+def test_a_written_file_is_narrowed_again_and_keeps_its_bits(net: Path, tmp_path: Path) -> None:
+    """Twice: bytes whose block lost neighbors name it, and are cut like others."""
+    found, _ = small(net, "once.onnx")
+    model = load(found.read_bytes())
+    assert tables(model) == []  # the pairs in a byte are no embedding
+    for seed in range(2):
+        survey = narrowed_equals_masked(model, FEED, seed=seed)
+        assert {block.units for block in survey.blocks} <= {8, 16, 32, 64}
+        model = narrowed(model, survey, killed(survey, 0.5))
+        assert sum(lookups_of(node) is not None for node in model.graph) == 2
+    target = tmp_path / "slim.onnx"
+    report = onnxgrail.compress(found, target, data=FEED, unit_ratio=0.5, check=False, held_out=0).report.data
+    assert target.stat().st_size == report["model"]["bytes_after"] < 0.75 * found.stat().st_size
+    assert report["model"]["params_after"] == parameters(load(target.read_bytes()))
+    assert lost(target, found) < 0.3
 
 
 @pytest.mark.parametrize(("name", "share"), [("digits_resnet", 0.18), ("digits_vit", 0.22)])

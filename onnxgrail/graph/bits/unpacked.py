@@ -20,6 +20,7 @@ from onnxgrail.graph.fittable.matrices import LINEAR, WEIGHTED, Matrix, swept
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.stored.looked_up import pairs_of_a_byte
 from onnxgrail.graph.stored.packed import BYTE, packed_bits
 
 BITS = 4
@@ -130,6 +131,4 @@ def _pairs(graph: ir.Graph) -> ir.Value:
     """Return the table of the numbers in a byte (256, 2), the same for all weights."""
     if PAIRS in graph.initializers:
         return graph.initializers[PAIRS]
-    byte = np.arange(2**BYTE)
-    pairs = np.stack([byte % 2**BITS, byte // 2**BITS], axis=1) - 2 ** (BITS - 1)
-    return constant(graph, pairs.astype(np.float32), PAIRS)
+    return constant(graph, pairs_of_a_byte(), PAIRS)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints
 from onnxgrail.graph.attributes import integer, name_of, names_of
+from onnxgrail.graph.stored.looked_up import EACH, lookups_of
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.labels import narrowed_shape
 from onnxgrail.graph.trace.mixture import INPUT, MIXTURES, mixture_of
@@ -73,6 +74,9 @@ def _packed(graph: ir.Graph) -> int:
         weight = node.inputs[1] if node.op_type == "MatMulNBits" else None
         if weight is not None and weight.const_value is not None:
             more[weight.name or ""] = integer(node, "K") * integer(node, "N") - weight.const_value.size
+        lookups = lookups_of(node)
+        if lookups is not None and lookups.codes.const_value is not None:
+            more[lookups.codes.name or ""] = lookups.codes.const_value.size * (EACH - 1)
     return sum(more.values())
 
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import integer, number
 from onnxgrail.graph.fittable.matrices import stored, turned_in
+from onnxgrail.graph.stored.looked_up import is_pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,11 +36,11 @@ class Table:
 def tables(model: ir.Model) -> list[Table]:
     """Return every table whose readers are lookups of rows and products with its transpose."""
     found = []
-    for name, _, readers in stored(model):
+    for name, tensor, readers in stored(model):
         taken = [node for node, place, turned in readers if node.op_type == "Gather" and (place, turned) == (0, False)]
         lookups = [node for node in taken if integer(node, "axis") in (0, -2)]
         multiplied = [node for node, place, turned in readers if turned_in(node, place, turned) is True]
         products = [n for n in multiplied if number(n, "alpha", 1.0) == number(n, "beta", 1.0) == 1.0]
-        if lookups and len(lookups) + len(products) == len(readers):
+        if lookups and len(lookups) + len(products) == len(readers) and not is_pairs(tensor):
             found.append(Table(weight=name, lookups=tuple(lookups), products=tuple(products)))
     return found

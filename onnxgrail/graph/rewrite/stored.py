@@ -9,15 +9,18 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
 from onnxgrail.errors import RewriteError
+from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import Place, own_node, set_operands
+from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.stored.find import is_dequantised, parts_of
 from onnxgrail.graph.stored.integers import Load, Stored, safe
+from onnxgrail.graph.stored.looked_up import CODES, SCALE, TARGET
 from onnxgrail.graph.trace.facts import constant_of
 from onnxgrail.graph.trace.survey import Ledger, Operand, Survey
 
 User = tuple[ir.Node, int, Operand]
 Growth = dict[ir.Value, Floats]  # a dequantized weight -> growth factor of its scales
-SCALE, WEIGHT, BIAS = 1, 1, 2  # operands of DequantizeLinear; of Conv, Gemm and their like
+WEIGHT, BIAS = 1, 2  # operands of Conv, Gemm and their like
 
 
 def cut_stored(
@@ -104,7 +107,7 @@ def _set(
     places: dict[tuple[ir.Value | None, int], list[Place]] = {}
     for holder in holders:
         for position in parts:
-            node, slot = _place(graph, holder, position)
+            node, slot = _place(graph, holder, position, parts[position])
             places.setdefault((node.inputs[slot], position), []).append((node, slot))
     replaced: set[ir.Value] = set()
     for (_, position), some in places.items():
@@ -112,15 +115,50 @@ def _set(
     return replaced
 
 
-def _place(graph: ir.Graph, holder: ir.Node, position: int) -> Place:
-    """Return the operand that is a part of a weight: the integers of a Mul are read by a Cast before it."""
+def _place(graph: ir.Graph, holder: ir.Node, position: int, part: Array) -> Place:
+    """Return the operand that is a part of a weight: nodes before a Mul or a Reshape read some of them."""
+    if holder.op_type == "Reshape":
+        return _lookup(graph, holder, position, part)
     if holder.op_type != "Mul" or position:
         return holder, position
-    value = holder.inputs[0]
+    return _before(graph, holder, 0), 0
+
+
+def _before(graph: ir.Graph, node: ir.Node, slot: int) -> ir.Node:
+    """Return the node that makes an input, or a copy of it for this node alone; its shape will change."""
+    value = node.inputs[slot]
     assert value is not None
-    cast = own_node(graph, value, [(holder, 0)])
-    cast.outputs[0].shape = None
-    return cast, 0
+    maker = own_node(graph, value, [(node, slot)])
+    maker.outputs[0].shape = None
+    return maker
+
+
+def _lookup(graph: ir.Graph, holder: ir.Node, position: int, part: Array) -> Place:
+    """Return the operand that is a part of a weight of lookups; the blocks of its bytes may get nodes to name them."""
+    if position == TARGET:
+        return holder, 1
+    product = _before(graph, holder, 0)
+    if position == CODES:
+        return _before(graph, _before(graph, product, 0), 1), 0
+    scale = product.inputs[1]
+    if scale is not None and scale.producer() is None:
+        if position == SCALE:
+            return product, 1
+        _name_blocks(graph, product, scale, part)
+    picked = _before(graph, product, 1)
+    return (picked, 0) if position == SCALE else (_before(graph, picked, 1), 0)
+
+
+def _name_blocks(graph: ir.Graph, product: ir.Node, scale: ir.Value, places: Array) -> None:
+    """Let each byte of an output read the scale of a block that it names."""
+    named = constant(graph, places, f"{scale.name}/places", old=scale)
+    index = ir.Node("", "Cast", [named], [ir.AttrInt64("to", int(ir.DataType.INT32))])
+    picked = ir.Node("", "Gather", [scale, index.outputs[0]], [ir.AttrInt64("axis", 1)])
+    for node, end, kind in ((index, "index", ir.TensorType(ir.DataType.INT32)), (picked, "picked", scale.type)):
+        node.name = node.outputs[0].name = free_name(graph, f"{scale.name}/{end}")
+        node.outputs[0].type = kind
+    graph.insert_before(product, [index, picked])
+    product.replace_input_with(1, picked.outputs[0])
 
 
 def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> dict[ir.Node, ir.Value]:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.graph.attributes import integer, integers, name_of
 from onnxgrail.graph.stored.integers import Stored
+from onnxgrail.graph.stored.looked_up import LookedUp, lookups_of
 from onnxgrail.graph.stored.packed import BITS, BYTE, Packed
 from onnxgrail.graph.stored.scaled import Scaled
 from onnxgrail.graph.stored.stack import Stack
@@ -50,7 +51,8 @@ def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tup
         output = node.outputs[0].name or ""
         parts = [(v.name or "") if v is not None else "" for v in parts_of(node)]
         if parts and output in constants and parts[0] in shapes:
-            found[output] = _scaled(model, node, parts, shapes)
+            known = _looked_up if node.op_type == "Reshape" else _scaled
+            found[output] = known(model, node, parts, shapes)
         elif node.op_type == "Transpose" and names[0] in found:
             backwards = range(len(found[names[0]].shape))[::-1]
             found[output] = Turned(found[names[0]], integers(node, "perm", backwards))
@@ -71,10 +73,13 @@ def is_dequantised(node: ir.Node) -> bool:
 def parts_of(node: ir.Node) -> tuple[ir.Value | None, ...]:
     """Return integers, scales and zero points of a node that converts integers to floats; () for other nodes.
 
-    The node is a `DequantizeLinear`, or a `Mul` of constants: of a `Cast` of 8 bits, and of scales along one axis.
+    The node is a `DequantizeLinear`; a `Mul` of constants: of a `Cast` of 8 bits, and of scales along one axis; or the
+    last one of lookups of 4 bits, see `looked_up.Parts`.
     """
     if node.op_type == "DequantizeLinear":
         return tuple(node.inputs)
+    if node.op_type == "Reshape":
+        return lookups_of(node) or ()
     cast = node.inputs[0].producer() if node.op_type == "Mul" and node.inputs[0] is not None else None
     codes = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else None
     scale = node.inputs[1] if codes is not None else None
@@ -125,6 +130,21 @@ def _scaled(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[st
         per_axis=len(shape) > 0 and _per_axis(node, scale, shape[axis]),
         named=names[0] if names[0] in model.graph.initializers else node.outputs[0].name or "",
         bits=_bits(model, names[0]),
+    )
+
+
+def _looked_up(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> LookedUp:
+    codes, scale, places, target = names
+    sizes = model.graph.initializers[target].const_value
+    assert sizes is not None
+    return LookedUp(
+        shape=tuple(sizes.numpy().tolist()),
+        dtype=_dtype(model, node, scale),
+        codes=codes,
+        scale=scale,
+        places=places,
+        blocks=shapes[scale][1],
+        named=node.outputs[0].name or "",
     )
 
 
