@@ -35,8 +35,19 @@ from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import RECORD, Record
+from onnxgrail.narrowing.bits.again import again
 from onnxgrail.narrowing.choosing import Run, needs_gram, room, scarce
-from onnxgrail.narrowing.layers import Refit, Stage, Task, as_decided, matrix_of, of_addition, stages_at, with_addition
+from onnxgrail.narrowing.layers import (
+    Refit,
+    Stage,
+    Task,
+    as_decided,
+    filled,
+    matrix_of,
+    of_addition,
+    stages_at,
+    with_addition,
+)
 from onnxgrail.narrowing.order import Turn, turns
 from onnxgrail.narrowing.two_networks import FOLDS, Pair, moments, starts_of
 
@@ -186,6 +197,7 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: Guard
     for task, array, one in zip(stage.tasks, now, found, strict=True):
         fit, clamped, why = fit_in_range(one, slots.largest(array.dtype))
         after = _written(task, fit, array, after)
+        after = after if run.trial else again(prepared, task, folds, after)
         report.append(dataclasses.asdict(_entry(task.consumer, fit, clamped, why)))
     return of_addition(ledger, after, {"refits": report})
 
@@ -202,16 +214,11 @@ def _written(task: Task, found: Fitted, now: Array, ledger: Ledger) -> Ledger:
     if found.alpha is None:
         return ledger
     consumer = task.consumer
-    array = np.array(now)
-    front = np.moveaxis(array, (consumer.inward, consumer.outward), (0, 1))
-    shape = (int(task.kept.sum()), *front.shape[2:], int(task.made.sum()))
-    limit = slots.largest(array.dtype)
-    values = np.moveaxis(np.clip(found.weights, -limit, limit).reshape(shape), -1, 1)
-    front[np.ix_(task.kept, task.made)] = values.astype(array.dtype)
     shift = np.zeros(len(task.made))
     shift[task.made] = found.shift
     shifts = {**ledger.shifts, consumer.node: shift} if found.shift.any() else ledger.shifts
-    return dataclasses.replace(ledger, arrays={**ledger.arrays, consumer.param: array}, shifts=shifts)
+    arrays = {**ledger.arrays, consumer.param: filled(task, found.weights, now)}
+    return dataclasses.replace(ledger, arrays=arrays, shifts=shifts)
 
 
 def _entry(consumer: Consumer, found: Fitted, clamped: int, why: str) -> Refit:

@@ -43,6 +43,7 @@ class Run:
     Attributes:
         dense: statistics of the original model; targets: per batch, outputs of its layers; both if they are known.
         fitted: names of blocks whose consumers are all fitted later; these blocks are only narrowed until then.
+        trial: a candidate of a search, whose quantized weights are rounded to nearest.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Run:
         self.ledger = weights.empty(prepared.survey)
         self.changes: list[Change] = []
         self.fitted: frozenset[str] = frozenset()
+        self.trial = False
         self.compact = prepared.survey.compact()
         self.refits: tuple[Refit, ...] = ()
         self.norms: tuple[Norm, ...] = ()

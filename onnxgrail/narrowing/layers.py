@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Bools, Floats, Recipe
+from onnxgrail.graph import slots
 from onnxgrail.graph.cost.meter import dead_of, meter_of
 from onnxgrail.graph.fittable.consumers import Consumer, consumers, downstream
 from onnxgrail.graph.io.mapped import in_files, shelved
@@ -208,6 +209,16 @@ def matrix_of(task: Task, array: Array) -> Floats:
     """Return the kept part of a full-size weight as (features, outputs)."""
     front = np.moveaxis(array, (task.consumer.inward, task.consumer.outward), (0, 1))[task.kept][:, task.made]
     return np.moveaxis(front, 1, -1).reshape(task.features, -1).astype(np.float64)
+
+
+def filled(task: Task, matrix: Floats, now: Array) -> Array:
+    """Return an array with other numbers at the kept positions: the reverse of `matrix_of`."""
+    array, limit = np.array(now), slots.largest(now.dtype)
+    front = np.moveaxis(array, (task.consumer.inward, task.consumer.outward), (0, 1))
+    shape = (int(task.kept.sum()), *front.shape[2:], int(task.made.sum()))
+    values = np.moveaxis(np.clip(matrix, -limit, limit).reshape(shape), -1, 1)
+    front[np.ix_(task.kept, task.made)] = values.astype(array.dtype)
+    return array
 
 
 def of_addition(before: Ledger, after: Ledger, notes: Mapping[str, Any]) -> Record:

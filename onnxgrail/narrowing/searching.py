@@ -67,7 +67,7 @@ def narrow_of(recipe: Recipe) -> Narrow:
 
 def _settled(run: Run, blocks: Sequence[Block]) -> Ledger:
     """Decide and compensate a candidate, in this process alone."""
-    widths = run.kept
+    widths, run.trial = run.kept, True
     settle(run, [b for b in blocks if widths[b.name] < b.units])
     bring_back(run)
     return run.ledger

@@ -26,6 +26,7 @@ from onnxgrail.graph.fittable.tables import tables
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.stored.looked_up import lookups_of
+from onnxgrail.narrowing import best
 from tests.oracle import killed, narrowed, narrowed_equals_masked
 from tests.tiny import tiny
 
@@ -293,6 +294,27 @@ def test_a_written_file_is_narrowed_again_and_keeps_its_bits(net: Path, tmp_path
     assert target.stat().st_size == report["model"]["bytes_after"] < 0.75 * found.stat().st_size
     assert report["model"]["params_after"] == parameters(load(target.read_bytes()))
     assert lost(target, found) < 0.3
+
+
+@pytest.mark.parametrize(("name", "choices"), [("digits_resnet", {}), ("char_llama", {"qdq": True})])
+def test_fitted_weights_of_a_quantized_file_are_rounded_with_carried_errors(
+    name: str, choices: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As lookups and as DequantizeLinear. Without errors carried on, all numbers are rounded to nearest."""
+    embedded, source = models.load(name), tmp_path / "q.onnx"
+    proto = onnx.version_converter.convert_version(onnx.load(embedded.model), 21)
+    onnx.save(proto, tmp_path / "m.onnx")
+    given: dict[str, Any] = {**WHOLE, "data": embedded.calibration, "samples": 128}
+    onnxgrail.compress(tmp_path / "m.onnx", source, **given, block_size=16, **choices)
+    given |= {"quantize": "none", "ratio": None, "unit_ratio": 0.1, "blocks": ("conv", "mlp")}
+    onnxgrail.compress(source, tmp_path / "carried.onnx", **given)
+    monkeypatch.setattr(best, "again", lambda prepared, task, folds, ledger: ledger)
+    onnxgrail.compress(source, tmp_path / "nearest.onnx", **given)
+    with np.load(embedded.heldout) as held:
+        feed = {key: held[key][:200] for key in held.files if key != "labels"}
+    carried, plain = (lost(tmp_path / file, source, feed) for file in ("carried.onnx", "nearest.onnx"))
+    assert carried < 0.97 * plain
+    assert is_quantised(load((tmp_path / "carried.onnx").read_bytes()))
 
 
 @pytest.mark.parametrize(("name", "share"), [("digits_resnet", 0.18), ("digits_vit", 0.22)])

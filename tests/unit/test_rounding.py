@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.algebra.rounding.carried import carried, squared_error
+from onnxgrail.algebra.rounding.carried import Steps, carried, carried_to, squared_error
 from onnxgrail.algebra.rounding.grid import nearest
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Array, Floats, Grid
@@ -39,6 +39,18 @@ def test_carried_errors_change_the_outputs_less(bits: int, symmetric: bool) -> N
     grid = Grid(bits=bits, size=32, symmetric=symmetric)
     plain, found = (weights - one.values() for one in (nearest(weights, grid), carried(weights, gram, grid)))
     assert squared_error(found, gram) < 0.4 * squared_error(plain, gram)
+
+
+def test_errors_are_carried_to_given_scales() -> None:
+    weights = np.random.default_rng(1).normal(size=(150, 24))
+    gram = (rows := correlated(150)).T @ rows
+    scale, whole = np.full(weights.shape, 0.3), np.zeros(weights.shape)
+    steps = Steps(scale, whole + 8, whole, whole + 15)
+    found = carried_to(weights, gram, steps)
+    np.testing.assert_allclose(steps.nearest(found), found)
+    assert squared_error(weights - found, gram) < 0.4 * squared_error(weights - steps.nearest(weights), gram)
+    np.testing.assert_allclose(carried_to(found, gram, steps), found, atol=1e-12)
+    np.testing.assert_allclose(carried_to(weights, 0 * gram, steps), steps.nearest(weights))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxgrail.algebra.rounding.carried import Steps
 from onnxgrail.core import Array, Bools
 from onnxgrail.graph.cuts.segment import cut
 from onnxgrail.graph.io.serial import to_bytes
@@ -149,6 +150,17 @@ def test_new_values_are_met_to_half_a_step(stored: Stored, load: Load) -> None:
     gap = np.abs(got[:, : want.shape[1]] - want)
     assert (gap <= 0.501 * steps(stored, parts)[:, : want.shape[1]] + 1e-7).all()
     assert gap[0, 0] < 1e-3 * want[0, 0]  # the code at the end of the range
+
+
+def test_numbers_on_the_levels_are_stored_exactly(stored: Stored, load: Load) -> None:
+    new = (stored.decode(load) * np.random.default_rng(0).uniform(0.5, 1.2, stored.shape)).astype(stored.dtype)
+    levels = stored.levels(load, stored.cut(load, {}, new))
+    parts = [np.broadcast_to(part, stored.shape) for part in levels]
+    found = Steps(*parts).nearest(new)
+    made, get = of_parts(stored, stored.cut(load, {}, found.astype(stored.dtype)))
+    np.testing.assert_allclose(made.decode(get)[:, : stored.shape[1]], found, rtol=1e-5, atol=1e-7)
+    room = 0.501 * parts[0] + 1e-7
+    assert (np.abs(found - new) <= room).mean() > 0.95  # a number at the end of the range may lie half a step outside
 
 
 def steps(stored: Stored, parts: dict[int, Array]) -> Array:

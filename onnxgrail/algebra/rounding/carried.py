@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
 from onnxgrail.algebra.rounding.grid import coded, nearest, searched
@@ -11,6 +14,27 @@ from onnxgrail.core import Floats, Grid, Rounded
 
 DAMPING = 1e-2  # ridge as a share of the mean second moment
 PANEL = 128  # inputs whose errors are applied to later panels at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The numbers that the codes of a matrix stand for, (code - zero) * scale; each part is (f, o).
+
+    Attributes:
+        scale: not 0.
+        zero: the code of 0.
+        low, high: the smallest and the largest code.
+    """
+
+    scale: Floats
+    zero: Floats
+    low: Floats
+    high: Floats
+
+    def nearest(self, numbers: Floats, rows: int | slice = slice(None)) -> Floats:
+        """Return the nearest numbers, of some rows."""
+        scale, zero = self.scale[rows], self.zero[rows]
+        return (np.clip(np.rint(numbers / scale + zero), self.low[rows], self.high[rows]) - zero) * scale
 
 
 def carried(weights: Floats, gram: Floats, grid: Grid) -> Rounded:
@@ -32,27 +56,57 @@ def carried(weights: Floats, gram: Floats, grid: Grid) -> Rounded:
     upper = _factor(gram)
     if upper is None:
         return nearest(weights, grid)
+    codes = np.empty(weights.shape, np.uint8)
+    scales, zeros = np.ones((2, grid.blocks(len(weights)), weights.shape[1]))
+    costs = 1.0 / np.square(np.diagonal(upper))
+
+    def step(place: int, left: Floats) -> Floats:
+        block = place // grid.size
+        if place % grid.size == 0:
+            rows = slice(place, min(place + grid.size, len(left)))
+            scales[block], zeros[block] = searched(left[rows], costs[rows], grid)
+        code = coded(left[place], scales[block], zeros[block], grid)
+        codes[place] = code
+        return np.asarray((code - zeros[block]) * scales[block])
+
+    _carry(weights, upper, PANEL if grid.size >= len(weights) else max(1, PANEL // grid.size) * grid.size, step)
+    return Rounded(codes, scales.astype(grid.dtype), zeros.astype(np.uint8), grid)
+
+
+def carried_to(weights: Floats, gram: Floats, steps: Steps) -> Floats:
+    """Round a matrix as `carried` does, with scales and zero points that are known; return its numbers (f, o)."""
+    upper = _factor(gram)
+    if upper is None:
+        return steps.nearest(weights)
+    found = np.empty(weights.shape)
+
+    def step(place: int, left: Floats) -> Floats:
+        found[place] = steps.nearest(left[place], place)
+        return np.asarray(found[place])
+
+    _carry(weights, upper, PANEL, step)
+    return found
+
+
+def _carry(weights: Floats, upper: Floats, panel: int, step: Callable[[int, Floats], Floats]) -> None:
+    """Round the inputs in order and let all later ones make up for the error of each.
+
+    Args:
+        weights: (f, o).
+        upper: U, see `_factor`.
+        panel: number of inputs whose errors are applied to later ones at once.
+        step: returns the rounded numbers of an input, from its number and all numbers as changed so far.
+    """
     left = np.array(weights, np.float64, order="C")
     inputs, outputs = left.shape
-    codes = np.empty((inputs, outputs), np.uint8)
-    scales, zeros = np.ones((2, grid.blocks(inputs), outputs))
-    costs = 1.0 / np.square(np.diagonal(upper))
-    panel = PANEL if grid.size >= inputs else max(1, PANEL // grid.size) * grid.size
     for first in range(0, inputs, panel):
         end = min(first + panel, inputs)
         errors = np.empty((end - first, outputs))
         for place in range(first, end):
-            block = place // grid.size
-            if place % grid.size == 0:
-                rows = slice(place, min(place + grid.size, inputs))
-                scales[block], zeros[block] = searched(left[rows], costs[rows], grid)
-            code = coded(left[place], scales[block], zeros[block], grid)
-            codes[place] = code
-            error = (left[place] - (code - zeros[block]) * scales[block]) / upper[place, place]
+            error = (left[place] - step(place, left)) / upper[place, place]
             left[place + 1 : end] -= np.outer(upper[place, place + 1 : end], error)
             errors[place - first] = error
         left[end:] -= linear().product(np.ascontiguousarray(upper[first:end, end:].T), errors)
-    return Rounded(codes, scales.astype(grid.dtype), zeros.astype(np.uint8), grid)
 
 
 def squared_error(difference: Floats, gram: Floats) -> float:

@@ -11,6 +11,7 @@ from onnxgrail.core import Array, Block, Bools, Change, Floats, Ints, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph import slots
 from onnxgrail.graph.io.mapped import Mapped, shelved
+from onnxgrail.graph.stored.integers import Levels, Load
 from onnxgrail.graph.trace.facts import constant_of
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
@@ -90,14 +91,23 @@ def put(array: Array, old: ir.Value | None) -> Array:
 
 def original(name: str, model: ir.Model, survey: Survey) -> Array:
     """Return a weight of the model, dequantized if it is quantized."""
+    load, stored = _loading(model, survey), survey.facts.stored.get(name)
+    return load(name) if stored is None else stored.decode(load)
 
+
+def levels(name: str, values: Array, model: ir.Model, survey: Survey) -> Levels:
+    """Return the numbers that a quantized weight can have if its scales grow for new values."""
+    load, stored = _loading(model, survey), survey.facts.stored[name]
+    return stored.levels(load, stored.cut(load, {}, values))
+
+
+def _loading(model: ir.Model, survey: Survey) -> Load:
     def load(part: str) -> Array:
         array = constant_of(model.graph.initializers.get(part), part, survey.facts)
         assert array is not None, part
         return array
 
-    stored = survey.facts.stored.get(name)
-    return load(name) if stored is None else stored.decode(load)
+    return load
 
 
 def _array(slot: Slot, model: ir.Model, survey: Survey, ledger: Ledger) -> Array:

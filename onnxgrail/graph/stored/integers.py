@@ -31,6 +31,21 @@ class Member(NamedTuple):
     positions: Ints
 
 
+class Levels(NamedTuple):
+    """The numbers that codes stand for, (code - zero) * scale, each part broadcast to the shape of the float array.
+
+    Attributes:
+        scale: not 0.
+        zero: the code of 0.
+        low, high: the smallest and the largest code.
+    """
+
+    scale: Floats
+    zero: Floats
+    low: Floats
+    high: Floats
+
+
 class Stored(Protocol):
     """A quantized weight."""
 
@@ -70,6 +85,9 @@ class Stored(Protocol):
             keep: axis of the float array -> mask of the kept positions.
             values: new numbers of full size; None to keep the stored ones.
         """
+
+    def levels(self, load: Load, parts: Mapping[int, Array]) -> Levels:
+        """Return the numbers that can be stored under the scales of parts, which `cut` made of full size."""
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
         """Return the stored arrays that lose these positions, the one with the numbers first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats, Ints
 from onnxgrail.graph.attributes import integer
-from onnxgrail.graph.stored.integers import Keep, Load, Member, kept, raised, safe, wanted
+from onnxgrail.graph.stored.integers import Keep, Levels, Load, Member, kept, raised, safe, wanted
 from onnxgrail.graph.stored.packed import BYTE, packed_bits, unpacked
 
 BITS, EACH = 4, 2  # per number; numbers per byte
@@ -157,6 +157,12 @@ class LookedUp:
             parts[CODES], parts[SCALE] = _encoded(numbers.reshape(len(numbers), -1), parts, places)
         sizes = [int(keep[axis].sum()) if axis in keep else size for axis, size in enumerate(self.shape)]
         return {**parts, TARGET: np.array(sizes, np.int64)}
+
+    def levels(self, load: Load, parts: Mapping[int, Array]) -> Levels:
+        """Return the numbers that can be stored; see `Stored.levels`."""
+        scale = parts[SCALE].reshape(self.shape[0], -1).astype(np.float64)
+        wide = np.repeat(scale[:, self._places(load)], EACH, axis=1).reshape(self.shape)
+        return Levels(safe(wide), np.zeros(()), np.full((), -float(LOW)), np.full((), float(HIGH)))
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
         """Return the stored arrays that a cut affects; see `Stored.members`."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from onnxgrail.core import Array, Floats, Ints
-from onnxgrail.graph.stored.integers import Keep, Load, Member, kept, raised, safe, wanted
+from onnxgrail.graph.stored.integers import Keep, Levels, Load, Member, kept, raised, safe, wanted
 
 BYTE = 8
 BITS = (2, 4, 8)  # bit widths whose numbers do not cross byte boundaries
@@ -102,6 +102,12 @@ class Packed:
         fresh = fresh.astype(load(self.scale).dtype)
         codes = blocks / safe(fresh.astype(np.float64))[..., None] + zero[..., None]
         return packed_bits(np.clip(np.rint(codes), 0, high).astype(np.uint8), self.bits), fresh
+
+    def levels(self, load: Load, parts: Mapping[int, Array]) -> Levels:
+        """Return the numbers that can be stored; see `Stored.levels`."""
+        scale, zero = parts[2].reshape(self.shape[0], self.blocks).astype(np.float64), self._parts(load)[1]
+        wide, middle = (np.repeat(one, self.size, axis=1)[:, : self.shape[1]] for one in (safe(scale), zero))
+        return Levels(wide, middle, np.zeros(()), np.full((), 2.0**self.bits - 1))
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
         """Return the stored arrays that a cut affects; see `Stored.members`."""

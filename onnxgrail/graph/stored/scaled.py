@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats, Ints
-from onnxgrail.graph.stored.integers import Keep, Load, Member, kept, raised, safe, wanted
+from onnxgrail.graph.stored.integers import Keep, Levels, Load, Member, kept, raised, safe, wanted
 
 BYTE = 8  # bits
 
@@ -88,15 +88,21 @@ class Scaled:
             parts[2] = self._cut_scale(load(self.zero), keep)
         if values is not None:
             new = kept(values, keep).astype(np.float64)
-            zero = self._spread(parts.get(2, np.zeros(())), new.shape)
-            low, high = limits(parts[0].dtype)
-            far = self._reach(load)
-            least = wanted(
-                new, self._spread(parts[1], new.shape), np.minimum(zero - low, far), np.minimum(high - zero, far)
-            )
+            zero, low, high = self._range(load, parts, new.shape)
+            least = wanted(new, self._spread(parts[1], new.shape), zero - low, high - zero)
             parts[1] = raised(parts[1], self._largest(least, parts[1]))
             parts[0] = quantised(new / safe(self._spread(parts[1], new.shape)) + zero, parts[0].dtype)
         return parts
+
+    def levels(self, load: Load, parts: Mapping[int, Array]) -> Levels:
+        """Return the numbers that can be stored; see `Stored.levels`."""
+        return Levels(safe(self._spread(parts[1], self.shape)), *self._range(load, parts, self.shape))
+
+    def _range(self, load: Load, parts: Mapping[int, Array], shape: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
+        """Return zero points, and the smallest and the largest code around each."""
+        zero, far = self._spread(parts.get(2, np.zeros(())), shape), self._reach(load)
+        low, high = limits(parts[0].dtype)
+        return zero, np.maximum(low, zero - far), np.minimum(high, zero + far)
 
     def _reach(self, load: Load) -> float:
         """Return how far codes of new numbers may be from the zero point: 8-bit codes no further than the current ones.

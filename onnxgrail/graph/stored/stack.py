@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from onnxgrail.core import Array, Floats, Ints
-from onnxgrail.graph.stored.integers import Keep, Load, Member, kept, raised, safe, wanted
+from onnxgrail.graph.stored.integers import Keep, Levels, Load, Member, kept, raised, safe, wanted
 from onnxgrail.graph.stored.packed import BYTE, packed_bits, unpacked
 
 
@@ -100,6 +100,11 @@ class Stack:
         fresh = raised(self._grid(before), least).reshape(before.shape)
         codes = values / safe(self._wide(self._grid(fresh).astype(np.float64))) + wide
         return packed_bits(np.clip(np.rint(codes), 0, high).astype(np.uint8), self.bits), fresh
+
+    def levels(self, load: Load, parts: Mapping[int, Array]) -> Levels:
+        """Return the numbers that can be stored; see `Stored.levels`."""
+        scale = self._wide(self._grid(parts[self.places[1]]).astype(np.float64))
+        return Levels(safe(scale), self._wide(self._parts(load)[1]), np.zeros(()), np.full((), 2.0**self.bits - 1))
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
         """Return the stored arrays that a cut affects; see `Stored.members`."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from onnxgrail.core import Array, Ints
-from onnxgrail.graph.stored.integers import Keep, Load, Member, Stored
+from onnxgrail.graph.stored.integers import Keep, Levels, Load, Member, Stored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +55,11 @@ class Turned:
         """Return the parts of a cut; see `Stored.cut`."""
         back = None if values is None else values.transpose(np.argsort(self.axes))
         return self.inside.cut(load, {self.axes[a]: mask for a, mask in keep.items()}, back)
+
+    def levels(self, load: Load, parts: Mapping[int, Array]) -> Levels:
+        """Return the numbers that can be stored; see `Stored.levels`."""
+        found = self.inside.levels(load, parts)
+        return Levels(*(np.broadcast_to(part, self.inside.shape).transpose(self.axes) for part in found))
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
         """Return the stored arrays that a cut affects; see `Stored.members`."""
