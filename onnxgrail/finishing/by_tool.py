@@ -14,11 +14,11 @@ from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.form import in_form
 from onnxgrail.calibration.quantize.static import Trials
-from onnxgrail.calibration.runtime.latency import in_turn, single
+from onnxgrail.calibration.runtime.latency import single
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
+from onnxgrail.finishing.speed import SPEED, not_slower, speed_of
 from onnxgrail.graph.io.opset import opset_of
-from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec, Record
@@ -29,7 +29,6 @@ from onnxgrail.search.kernels import Durations, durations
 DURATIONS: Codec[Sequence[Durations]] = Codec(
     lambda times: Record(notes={"times": list(times)}), lambda record: record.notes["times"]
 )
-SPEED: Codec[float] = Codec(lambda speed: Record(notes={"speed": speed}), lambda record: record.notes["speed"])
 ENOUGH = 0.01  # loss at which no further layer stays in float, without --max-loss
 
 
@@ -47,6 +46,7 @@ def quantised_by_tool(
     recipe = job.recipe
     with _trials(prepared, slim, job) as trials:
         made = in_form(prepared, slim, recipe, None if found is None else found.spared, trials)
+    made, slow = not_slower(prepared, slim, made, job)
     old, new = opset_of(slim), opset_of(made.model)
     changed = f"opset {old} has no scales per channel: the model was converted to opset {new}"
     return made.model, {
@@ -57,7 +57,7 @@ def quantised_by_tool(
         "ops": dict(made.ops),
         "bytes_before": made.bytes_before,
         "bytes_after": made.bytes_after,
-        "notes": [] if old == new else [changed],
+        "notes": [*([] if old == new else [changed]), *filter(None, [slow])],
     }
 
 
@@ -80,7 +80,7 @@ def _trials(prepared: Prepared, slim: ir.Model, job: Job) -> Iterator[Trials | N
             return steps.once("kernels in 8 bits", lambda: _durations(models, feed, recipe), DURATIONS)
 
         def speed(before: ir.Model, after: ir.Model) -> float:
-            return steps.once(f"speed in 8 bits {next(pairs)}", lambda: _speed(before, after, feed, recipe), SPEED)
+            return steps.once(f"speed in 8 bits {next(pairs)}", lambda: speed_of(before, after, feed, recipe), SPEED)
 
         target = ENOUGH if recipe.max_loss is None else recipe.max_loss
         yield None if loss is None else Trials(loss, target, speed, holds, kernels)
@@ -92,12 +92,3 @@ def _durations(models: Sequence[ir.Model], feed: Feed, recipe: Recipe) -> Sequen
         return durations(models, feed, recipe.providers)
     except ModelError:
         return ()
-
-
-def _speed(before: ir.Model, after: ir.Model, feed: Feed, recipe: Recipe) -> float:
-    """Return how many times as fast as the first model the second one runs; 0 if ONNX Runtime does not run it."""
-    try:
-        times = in_turn(pack(before), pack(after), (feed, feed), providers=recipe.providers)
-    except ModelError:
-        return 0.0
-    return times[0] / times[1]

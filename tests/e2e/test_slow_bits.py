@@ -17,6 +17,7 @@ import onnxgrail
 from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.finishing import empty
+from onnxgrail.finishing import speed as whole
 from onnxgrail.narrowing.bits import speed, stage
 from onnxgrail.search import latency
 from onnxgrail.search.kernels import Kernels
@@ -205,3 +206,24 @@ def test_measured_kernels_decide(wide: Path) -> None:
     packed = {n.input[1].partition("/")[0] for n in onnx.load(found).graph.node if n.op_type == "MatMulNBits"}
     assert packed == {"w0", "w1", "w2", "w3", "w4"} - slow
     assert far(found, wide, JUDGES) < 0.2
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("fp16", 16), ("int8-dynamic", 8)])
+@pytest.mark.parametrize("speed", [0.8, 1.1])
+def test_a_model_of_a_tool_that_is_slower_is_not_taken(
+    kind: str, bits: int, speed: float, wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights have as many bits, and a runtime converts them when it loads the model."""
+    monkeypatch.setattr(whole, "speed_of", lambda *_: speed)
+    target, report = small(wide, f"{kind}.onnx", quantize=kind)
+    ops = {node.op_type for node in onnx.load(target).graph.node}
+    told = [note for note in report["quantization"]["notes"] if "times as long as float" in note]
+    assert bool(told) == (speed < 1)
+    if speed < 1:
+        assert f"takes 1.25 times as long as float, so layers compute in float and only weights have {bits}" in told[0]
+        assert not ops & {"MatMulInteger", "DynamicQuantizeLinear"}
+        assert ops & {"Cast", "MatMul", "Gemm"} > {"Cast"}
+    assert target.stat().st_size == report["model"]["bytes_after"] < bits / 24 * wide.stat().st_size
+    assert far(target, wide, JUDGES) < 0.1
+    _, report = small(wide, f"{kind}.s.onnx", quantize=kind, minimize="size")
+    assert not any("times as long as float" in note for note in report["quantization"]["notes"])
