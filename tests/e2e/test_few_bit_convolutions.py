@@ -301,18 +301,21 @@ def test_a_written_file_is_narrowed_again_and_keeps_its_bits(net: Path, tmp_path
     assert lost(target, found) < 0.3
 
 
-@pytest.mark.parametrize(("name", "choices"), [("digits_resnet", {}), ("char_llama", {"qdq": True})])
+@pytest.mark.parametrize(
+    ("name", "choices"), [("digits_resnet", {}), ("char_llama", {}), ("char_llama", {"qdq": True})]
+)
 def test_fitted_weights_of_a_quantized_file_are_rounded_with_carried_errors(
     name: str, choices: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As lookups and as DequantizeLinear. Without errors carried on, all numbers are rounded to nearest."""
+    """As lookups, MatMulNBits and DequantizeLinear. Without errors carried on, numbers are rounded to nearest."""
     embedded, source = models.load(name), tmp_path / "q.onnx"
     proto = onnx.version_converter.convert_version(onnx.load(embedded.model), 21)
     onnx.save(proto, tmp_path / "m.onnx")
     given: dict[str, Any] = {**WHOLE, "data": embedded.calibration, "samples": 128}
     onnxgrail.compress(tmp_path / "m.onnx", source, **given, block_size=16, **choices)
     given |= {"quantize": "none", "ratio": None, "unit_ratio": 0.1, "blocks": ("conv", "mlp")}
-    onnxgrail.compress(source, tmp_path / "carried.onnx", **given)
+    report = onnxgrail.compress(source, tmp_path / "carried.onnx", **given).report.data
+    assert any(layer["alpha"] is not None for layer in report["refits"])
     monkeypatch.setattr(best, "again", lambda prepared, task, folds, ledger: ledger)
     onnxgrail.compress(source, tmp_path / "nearest.onnx", **given)
     with np.load(embedded.heldout) as held:

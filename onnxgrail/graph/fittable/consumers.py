@@ -62,6 +62,9 @@ class Consumer:
     residual: str
 
 
+BIASED = ("Conv", "Gemm")  # layers that can have a bias as their third input
+
+
 def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
     """Return every matrix and plain convolution with a constant weight, in node order.
 
@@ -123,14 +126,15 @@ def _sole(value: ir.Value, facts: Facts) -> bool:
 def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
     """Return the input and output axis of a node's weight; None if its output is not a plain sum of products."""
     known = all(v is None or v.name in facts.shapes for v in (*node.inputs, *node.outputs))
-    if node.domain not in ("", "ai.onnx") or not known:
+    packed = node.op_type == "MatMulNBits" and name_of(node, 1) in facts.stored
+    if not known or (node.domain not in ("", "ai.onnx") and not packed):
         return None
     shapes = [facts.shapes[v.name or ""] for v in node.inputs[:2] if v is not None]
     ranks = [len(shape) for shape in shapes]
     if any(0 in shape for shape in shapes[1:]):  # an empty sum or an empty output
         return None
-    if node.op_type == "MatMul":
-        return (0, 1) if ranks[0] > 1 and ranks[1] == 2 else None
+    if packed or node.op_type == "MatMul":
+        return ((1, 0) if packed else (0, 1)) if ranks[0] > 1 and ranks[1] == 2 else None
     if node.op_type == "Gemm":
         plain = all(number(node, n, d) == d for n, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
         return ((1, 0) if number(node, "transB", 0) else (0, 1)) if plain else None
@@ -143,11 +147,12 @@ def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
 def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, int], facts: Facts) -> Consumer:
     source, output = node.inputs[0], node.outputs[0]
     assert source is not None
-    conv = node.op_type == "Conv"
-    rank = len(facts.shapes[output.name or ""])
+    conv, packed = node.op_type == "Conv", node.op_type == "MatMulNBits"
+    rank, place = len(facts.shapes[output.name or ""]), 5 if packed else 2
     width = facts.shapes[operand.value][axes[1]]
-    bias = _constant(node.inputs[2], facts, width) if len(node.inputs) > 2 else None
-    last, added = (output, None) if len(node.inputs) > 2 else biased(output, facts, width, conv=conv)
+    within = node.inputs[place] if len(node.inputs) > place else None
+    bias = _constant(within, facts, width)
+    last, added = (output, None) if len(node.inputs) > place else biased(output, facts, width, conv=conv)
     total, residual = _added(last, facts)
     return Consumer(
         node=key(node),
@@ -164,9 +169,8 @@ def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, i
         made=1 if conv else rank - 1,
         bias=next((b for b in (bias, added if total else None) if b is not None), np.zeros(width)),
         inner=bias is not None,
-        plain=facts.dtypes[output.name or ""].itemsize > 2
-        and (bias is not None or len(node.inputs) < 3 or node.inputs[2] is None),
-        room="bias" if bias is not None or added is not None else "slot" if node.op_type != "MatMul" else "none",
+        plain=facts.dtypes[output.name or ""].itemsize > 2 and (bias is not None or within is None) and not packed,
+        room="bias" if bias is not None or added is not None else "slot" if node.op_type in BIASED else "none",
         total=total,
         residual=residual,
     )
