@@ -42,6 +42,7 @@ BLOCK = 32
 OURS: Mapping[str, dict[str, Any]] = {
     "onnxgrail int8-weights": {"quantize": "int8-weights"},
     "onnxgrail int4": {"quantize": "int4"},
+    "onnxgrail int4, nearest": {"quantize": "int4", "data": None, "samples": None, "held_out": None},
     "onnxgrail int4, symmetric": {"quantize": "int4", "symmetric": True},
     "onnxgrail int4, blocks of 128": {"quantize": "int4", "block_size": 128},
     "onnxgrail int4, accuracy level 4": {"quantize": "int4", "accuracy_level": 4},
@@ -54,6 +55,7 @@ WAYS = {
     "MatMulNBits hqq": "`MatMulNBitsQuantizer`, HQQ",
     "onnxgrail int8-weights": "`--quantize int8-weights`",
     "onnxgrail int4": "`--quantize int4`",
+    "onnxgrail int4, nearest": "`--quantize int4`, without data: RTN in the same layout",
     "onnxgrail int4, symmetric": "`--quantize int4 --symmetric`",
     "onnxgrail int4, blocks of 128": "`--quantize int4 --block-size 128`",
     "onnxgrail int4, accuracy level 4": "`--quantize int4 --accuracy-level 4`",
@@ -179,7 +181,7 @@ def files(dense: Path, calibration: Path, samples: int | None, folder: Path) -> 
     choices: dict[str, Any] = {"ratio": 0, "data": calibration, "held_out": 0, "check": False, "samples": samples}
     for name, form in OURS.items():
         path = folder / f"{len(list(folder.iterdir()))}.onnx"
-        onnxgrail.compress(dense, path, **choices, **form)
+        onnxgrail.compress(dense, path, **{**choices, **form})
         yield name, path
 
 
