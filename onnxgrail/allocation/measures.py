@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.prepared import Prepared, narrowed
-from onnxgrail.calibration.quantize.light import blank, light_of
+from onnxgrail.calibration.quantize.light import blank, converted, light_of
 from onnxgrail.calibration.runtime.latency import in_turn, single, times_of
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Block, Recipe
@@ -137,7 +137,8 @@ def built(
         plan = plan_of(slim, prepared.survey.facts, recipe, bits)
         store_blank(slim, plan, recipe)
         bits = {**bits, **dict.fromkeys(plan.coded, TABLE)}
-        slim = (light_of(slim, ()) if prepared.batches.synthetic else blank(slim)).with_bits(bits)
+        if converted(slim, bits):
+            slim = (light_of(slim, ()) if prepared.batches.synthetic else blank(slim)).with_bits(bits)
     return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim) - unused("bytes")
 
 

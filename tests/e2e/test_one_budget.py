@@ -79,6 +79,15 @@ def test_a_dry_run_predicts_the_file(wide: Path, size: str, choices: dict[str, A
     assert taken <= written["model"]["budget"]["limit"]
 
 
+def test_declared_shapes_of_weights_count(tmp_path: Path) -> None:
+    """The embedded Llama declares them; they leave the file only if a runtime converts weights."""
+    llama, target = models.load("char_llama"), tmp_path / "l.onnx"
+    given: dict[str, Any] = {"data": llama.calibration, "samples": 16, "held_out": 0, "check": False}
+    report = onnxgrail.compress(llama.model, target, target_size="17%", only_bits=True, **given).report.data
+    assert target.stat().st_size <= report["model"]["budget"]["limit"]
+    assert not any("missed" in note for note in report["notes"])
+
+
 def test_bits_alone_remove_nothing(wide: Path) -> None:
     _, report = small(wide, "bits.onnx", target_size="25%", only_bits=True)
     assert narrowed(report) == 0

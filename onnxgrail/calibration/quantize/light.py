@@ -42,6 +42,11 @@ def storable(model: ir.Model) -> list[Weight]:
     return weights_of(_bare(model))
 
 
+def converted(model: ir.Model, bits: Mapping[str, int]) -> list[Weight]:
+    """Return the weights that a runtime converts when it loads the model, given their bits by name."""
+    return [weight for weight in storable(model) if bits.get(weight.origin) in weight.forms()]
+
+
 def _bare(model: ir.Model) -> ir.Model:
     """Return a copy as it is written, with constants as initializers."""
     return lifted(nested(model))

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.form import as_judged
-from onnxgrail.calibration.quantize.light import light_of, storable
+from onnxgrail.calibration.quantize.light import converted, light_of
 from onnxgrail.core import Recipe, Refusal
 from onnxgrail.graph.bits.folded import HALF, Weight, origin
 from onnxgrail.graph.bits.plan import FLOAT, NONE, NOWHERE, SPARED, TABLE, by_channel, plan_of
@@ -114,7 +114,7 @@ def rounded(
     form = f"opset {opset_of(made)} has no blocks: matrices have 8 bits and a scale per output" if old else ""
     whys = {**plan.coded, **spared}
     bits = {**bits, **dict.fromkeys(whys, TABLE)}
-    coded = [one for one in storable(made) if bits.get(one.origin, FLOAT) in one.forms()]  # no matrices in blocks
+    coded = converted(made, bits)  # no matrices in blocks
     entries = tuple(_slower(one, spared) for one in walk.entries())
     entries += tuple(_entry(one, bits[one.origin], whys.get(one.origin, "")) for one in coded)
     names = {one.weight for one in entries} | {one.name for one in coded}
