@@ -39,6 +39,7 @@ RESULTS = Path(__file__).parent / "results" / "few_bits.json"
 BATCH = 8
 THREADS = 1, 2
 BLOCK = 32
+SLOW = 2**23  # bytes of a model for which Neural Compressor takes too long
 OURS: Mapping[str, dict[str, Any]] = {
     "onnxgrail int8-weights": {"quantize": "int8-weights"},
     "onnxgrail int4": {"quantize": "int4"},
@@ -53,9 +54,10 @@ WAYS = {
     "MatMulNBits rtn": "`MatMulNBitsQuantizer`, RTN",
     "MatMulNBits k-quant": "`MatMulNBitsQuantizer`, k-quant",
     "MatMulNBits hqq": "`MatMulNBitsQuantizer`, HQQ",
+    "Neural Compressor GPTQ": "Neural Compressor, GPTQ",
     "onnxgrail int8-weights": "`--quantize int8-weights`",
     "onnxgrail int4": "`--quantize int4`",
-    "onnxgrail int4, nearest": "`--quantize int4`, without data: RTN in the same layout",
+    "onnxgrail int4, nearest": "`--quantize int4` without data, to nearest",
     "onnxgrail int4, symmetric": "`--quantize int4 --symmetric`",
     "onnxgrail int4, blocks of 128": "`--quantize int4 --block-size 128`",
     "onnxgrail int4, accuracy level 4": "`--quantize int4 --accuracy-level 4`",
@@ -164,11 +166,39 @@ def four_bits(name: str) -> Write:
     return write
 
 
-def files(dense: Path, calibration: Path, samples: int | None, folder: Path) -> Iterator[tuple[str, Path]]:
+def gptq(calibration: Path, samples: int) -> Write:
+    """Return a function that quantizes with GPTQ of Neural Compressor (the package onnx-neural-compressor)."""
+
+    def write(source: Path, target: Path) -> None:
+        from onnx_neural_compressor.data_reader import CalibrationDataReader
+        from onnx_neural_compressor.quantization import algorithm_entry, config
+
+        class Reader(CalibrationDataReader):  # type: ignore[misc]
+            """One sample at a time."""
+
+            def __init__(self) -> None:
+                self.rewind()
+
+            def rewind(self) -> None:
+                data = {name: array for name, array in arrays(calibration).items() if name != "labels"}
+                self._feeds = iter([{n: a[k : k + 1] for n, a in data.items()} for k in range(samples)])
+
+            def get_next(self) -> Arrays | None:
+                return next(self._feeds, None)
+
+        form = config.GPTQConfig(weight_bits=4, weight_group_size=BLOCK, weight_sym=False)
+        onnx.save(algorithm_entry.gptq_quantize_entry(str(source), form, Reader()), target)
+
+    return write
+
+
+def files(dense: Path, calibration: Path, samples: int, folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the name and the file of each way to quantize, the dense file first."""
     yield "dense", dense
     others: dict[str, Write] = {"quantize_dynamic": dynamic}
     others |= {f"MatMulNBits {name}": four_bits(name) for name in ("rtn", "k-quant", "hqq")}
+    if dense.stat().st_size < SLOW and any(node.op_type == "MatMul" for node in onnx.load(dense).graph.node):
+        others["Neural Compressor GPTQ"] = gptq(calibration, samples)
     for name, write in others.items():
         path = folder / f"{len(list(folder.iterdir()))}.onnx"
         try:

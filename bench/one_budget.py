@@ -121,7 +121,7 @@ def markdown(rows: Sequence[Row]) -> str:
     """Return the table of the page: a column per model and size, a row per way."""
     cells = {(row["way"], row["model"], row["share"]): row for row in rows}
     cases = [(name, share) for name, shares in SHARES.items() for share in shares]
-    heads = [f"`{name}`, {share:.0%}: {LOSSES[LOSS[name]][0]}" for name, share in cases]
+    heads = [f"`{name}`, {100 * share:.0f} %: {LOSSES[LOSS[name]][0]}" for name, share in cases]
     lines = [f"| way | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
     for way, told in WAYS.items():
         found = [(cells[way, name, share], LOSS[name]) for name, share in cases]

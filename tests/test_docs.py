@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from bench import few_bits, one_budget, shipping
 from tests.command import run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,6 +110,34 @@ def test_commands_of_deploy_md(folder: Path) -> None:
         done = run(*words[1:])
         assert done.exit_code == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
     assert (folder / "again.onnx").read_bytes() == (folder / "small.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("bench", [few_bits, one_budget, shipping])
+def test_tables_of_deploy_md_are_the_stored_results(bench: Any) -> None:
+    stored = json.loads(bench.RESULTS.read_text(encoding="utf-8"))
+    tables = bench.markdown(stored if isinstance(stored, list) else stored["rows"]).split("\n\n")
+    assert [table for table in tables if table not in PAGES["deploy"]] == []
+
+
+def test_stored_results_of_few_bits_hold_what_is_promised() -> None:
+    """Half of the loss of rounding to nearest, and at a size less loss than any pair of pruning and rounding."""
+    rows = json.loads(few_bits.RESULTS.read_text(encoding="utf-8"))["rows"]
+    lost = {(row["model"], row["way"]): row for row in rows}
+    llama = {way: lost["char_llama", way]["perplexity_increase"] for way in few_bits.WAYS}
+    assert llama["onnxgrail int4"] <= 0.5 * min(llama["onnxgrail int4, nearest"], llama["MatMulNBits rtn"])
+    ours, nearest = (lost["minilm", way]["one_minus_cosine"] for way in ("onnxgrail int4", "MatMulNBits rtn"))
+    assert ours <= 0.6 * nearest
+    for name in ("digits_resnet", "digits_vit"):
+        assert lost[name, "onnxgrail int4"]["right"] >= lost[name, "dense"]["right"] - 1
+    rows = json.loads(one_budget.RESULTS.read_text(encoding="utf-8"))["rows"]
+    for name, shares in one_budget.SHARES.items():
+        loss = {
+            row["way"]: row[one_budget.LOSS[name]]
+            for row in rows
+            if (row["model"], row["share"]) == (name, shares[-1])
+            if row.get("met")
+        }
+        assert loss["bits and widths"] < min(loss[way] for way in one_budget.PAIRS)
 
 
 @pytest.mark.parametrize("code", runnable("python", tuple(PAGES)))
