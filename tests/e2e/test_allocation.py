@@ -135,7 +135,8 @@ def test_the_candidate_that_loses_least_is_taken(best: int, tmp_path: Path, monk
 
     def losses(task: Any, candidates: Any, parts: Any) -> list[Floats]:
         real = losses_of(task, candidates, parts)
-        fitted, judges = ([len(next(iter(feed.values()))) for feed in part] for part in (parts.fitted.batches, parts.batches))
+        both = parts.fitted.batches, parts.batches
+        fitted, judges = ([len(next(iter(feed.values()))) for feed in part] for part in both)
         assert [one.size for one in real] == [sum(judges)] * 3
         assert sum(fitted) + sum(judges) == 64 + 13
         assert min(sum(fitted), sum(judges) - 13) >= 16
