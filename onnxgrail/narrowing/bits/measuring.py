@@ -40,7 +40,8 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
     """Return the schedule that loses least where a cost is within a limit; see `LeastHarm`.
 
     The path of least harm adds up the losses of single blocks, which misleads where blocks depend on each other. So
-    equal shares, and widths halfway to them, are decided, fitted and judged, too, and taken if they lose less.
+    equal shares, and widths halfway to them, are decided, fitted and judged, too, and the best of those that lose less
+    are taken.
     """
     ladders = search.ladders
 
@@ -60,10 +61,8 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
     if parts is None or found[0] == found[1]:
         return path
     losses = losses_of(task, found, parts)
-    best = 0
-    for number in (1, 2):
-        best = number if _less(losses[best], losses[number]) else best
-    return ways[best]
+    less = [number for number in (1, 2) if _less(losses[0], losses[number])]
+    return ways[min(less, key=lambda number: losses[number].mean(), default=0)]
 
 
 def _less(before: Floats, after: Floats) -> bool:
