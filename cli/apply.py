@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from onnxgrail.recipe.table.option import NAME
-from onnxgrail.recipe.trust import FILES
 
 from .compress import finish, measured
 from .parts import machine, options
@@ -16,7 +15,8 @@ from .parts.device import resolve_providers
 from .parts.help import Grouped
 from .parts.progress import progress
 
-INSTEAD = (*FILES, "selector", "compensate")  # settings that are passed on only if given, else the recipe's apply
+# Settings that are passed on only if given, else the recipe's apply.
+INSTEAD = ("tokenizer", "keep_tokens", "selector", "compensate")
 NAMED = {"value": NAME, "default": None, "help": "Instead of the recipe's; a plug-in must be named here."}
 
 

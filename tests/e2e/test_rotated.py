@@ -87,7 +87,8 @@ def test_a_stream_that_keeps_all_channels_stays_as_it_is(ids: dict[str, Array]) 
 def test_the_whole_of_a_ratio_holds_the_stream_that_was_left_alone(ids: dict[str, Array]) -> None:
     name = next(b["name"] for b in onnxgrail.inspect(prenorm()).blocks if b["name"].endswith("mlp"))
     left, cut = (
-        onnxgrail.compress(prenorm(), data=ids, **choice) for choice in ({"widths": {name: 4}}, {"ratio": 0.6})
+        onnxgrail.compress(prenorm(), data=ids, **choice)
+        for choice in ({"widths": {name: 4}}, {"ratio": 0.6, "allocate": "uniform"})
     )
     assert stream_of(cut)["kept"] < WIDTH
     assert left.report.data["model"]["ratio_total"] == cut.report.data["model"]["ratio_total"]
