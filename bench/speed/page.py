@@ -25,8 +25,8 @@ spend less time. `python -m bench.speed` measures and writes it from `bench/resu
 | `share` | `limit s` as a share of `command s` less one second |
 | `anonymous MB`, `total MB` | peak memory of the process, without and with mapped files |
 
-Medians of {rounds} rounds, in which all rows take turns. Closed-loop GRAIL, unit ratio 0.3, unless the row says
-otherwise. {date}, {machine}, {threads} threads.
+Medians over rounds in which all rows take turns; rounds: {rounds}. Closed-loop GRAIL, unit ratio 0.3, unless the row
+says otherwise. {date}, {machine}, {threads} threads.
 """
 
 TITLES = {
