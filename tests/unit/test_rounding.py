@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.algebra.rounding.carried import Steps, carried, carried_to, squared_error
+from onnxgrail.algebra.rounding.carried import carried, carried_to, squared_error
 from onnxgrail.algebra.rounding.grid import nearest
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Array, Floats, Grid
@@ -19,6 +19,7 @@ from onnxgrail.graph.bits.tables import pack_table, stored_table_bytes
 from onnxgrail.graph.fittable.matrices import matrices
 from onnxgrail.graph.fittable.tables import tables
 from onnxgrail.graph.io.serial import pack as serialised
+from onnxgrail.graph.stored.integers import Levels
 from tests.tiny import tiny
 
 SIZES = (16, 32, 64, 128, 256)
@@ -45,12 +46,12 @@ def test_errors_are_carried_to_given_scales() -> None:
     weights = np.random.default_rng(1).normal(size=(150, 24))
     gram = (rows := correlated(150)).T @ rows
     scale, whole = np.full(weights.shape, 0.3), np.zeros(weights.shape)
-    steps = Steps(scale, whole + 8, whole, whole + 15)
-    found = carried_to(weights, gram, steps)
-    np.testing.assert_allclose(steps.nearest(found), found)
-    assert squared_error(weights - found, gram) < 0.4 * squared_error(weights - steps.nearest(weights), gram)
-    np.testing.assert_allclose(carried_to(found, gram, steps), found, atol=1e-12)
-    np.testing.assert_allclose(carried_to(weights, 0 * gram, steps), steps.nearest(weights))
+    levels = Levels(scale, whole + 8, whole, whole + 15)
+    found = carried_to(weights, gram, levels.nearest)
+    np.testing.assert_allclose(levels.nearest(found), found)
+    assert squared_error(weights - found, gram) < 0.4 * squared_error(weights - levels.nearest(weights), gram)
+    np.testing.assert_allclose(carried_to(found, gram, levels.nearest), found, atol=1e-12)
+    np.testing.assert_allclose(carried_to(weights, 0 * gram, levels.nearest), levels.nearest(weights))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

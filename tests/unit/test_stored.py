@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxgrail.algebra.rounding.carried import Steps
 from onnxgrail.core import Array, Bools
 from onnxgrail.graph.cuts.segment import cut
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.stored.find import below_a_byte
-from onnxgrail.graph.stored.integers import Stored
+from onnxgrail.graph.stored.integers import Levels, Stored
 from onnxgrail.graph.stored.looked_up import PLACES, TARGET, LookedUp
 from onnxgrail.graph.stored.packed import BITS, Packed, packed_bits, unpacked
 from onnxgrail.graph.stored.scaled import Scaled, limits
@@ -156,7 +155,7 @@ def test_numbers_on_the_levels_are_stored_exactly(stored: Stored, load: Load) ->
     new = (stored.decode(load) * np.random.default_rng(0).uniform(0.5, 1.2, stored.shape)).astype(stored.dtype)
     levels = stored.levels(load, stored.cut(load, {}, new))
     parts = [np.broadcast_to(part, stored.shape) for part in levels]
-    found = Steps(*parts).nearest(new)
+    found = Levels(*parts).nearest(new)
     made, get = of_parts(stored, stored.cut(load, {}, found.astype(stored.dtype)))
     np.testing.assert_allclose(made.decode(get)[:, : stored.shape[1]], found, rtol=1e-5, atol=1e-7)
     room = 0.501 * parts[0] + 1e-7

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,26 +14,8 @@ from onnxgrail.core import Floats, Grid, Rounded
 DAMPING = 1e-2  # ridge as a share of the mean second moment
 PANEL = 128  # inputs whose errors are applied to later panels at once
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Steps:
-    """The numbers that the codes of a matrix stand for, (code - zero) * scale; each part is (f, o).
-
-    Attributes:
-        scale: not 0.
-        zero: the code of 0.
-        low, high: the smallest and the largest code.
-    """
-
-    scale: Floats
-    zero: Floats
-    low: Floats
-    high: Floats
-
-    def nearest(self, numbers: Floats, rows: int | slice = slice(None)) -> Floats:
-        """Return the nearest numbers, of some rows."""
-        scale, zero = self.scale[rows], self.zero[rows]
-        return (np.clip(np.rint(numbers / scale + zero), self.low[rows], self.high[rows]) - zero) * scale
+Nearest = Callable[[Floats, int | slice], Floats]
+"""Returns the nearest numbers that can be stored, of some rows of a matrix."""
 
 
 def carried(weights: Floats, gram: Floats, grid: Grid) -> Rounded:
@@ -73,15 +54,15 @@ def carried(weights: Floats, gram: Floats, grid: Grid) -> Rounded:
     return Rounded(codes, scales.astype(grid.dtype), zeros.astype(np.uint8), grid)
 
 
-def carried_to(weights: Floats, gram: Floats, steps: Steps) -> Floats:
+def carried_to(weights: Floats, gram: Floats, stored: Nearest) -> Floats:
     """Round a matrix as `carried` does, with scales and zero points that are known; return its numbers (f, o)."""
     upper = _factor(gram)
     if upper is None:
-        return steps.nearest(weights)
+        return stored(weights, slice(None))
     found = np.empty(weights.shape)
 
     def step(place: int, left: Floats) -> Floats:
-        found[place] = steps.nearest(left[place], place)
+        found[place] = stored(left[place], place)
         return np.asarray(found[place])
 
     _carry(weights, upper, PANEL, step)

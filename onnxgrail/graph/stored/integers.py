@@ -45,6 +45,11 @@ class Levels(NamedTuple):
     low: Floats
     high: Floats
 
+    def nearest(self, numbers: Floats, rows: int | slice = slice(None)) -> Floats:
+        """Return the nearest numbers, of some rows; the parts have the shape of the whole array."""
+        scale, zero = self.scale[rows], self.zero[rows]
+        return np.asarray((np.clip(np.rint(numbers / scale + zero), self.low[rows], self.high[rows]) - zero) * scale)
+
 
 class Stored(Protocol):
     """A quantized weight."""

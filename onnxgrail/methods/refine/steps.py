@@ -92,8 +92,11 @@ def _within(
 ) -> tuple[Refined, ...]:
     """Give the fitted model the unfitted graph again if its loss exceeds the limit and the other one's loss."""
     unfitted, slim = pair
-    before, after = (loss_of(prepared, model, recipe.providers).bound for model in pair)
-    if after <= max(before, recipe.max_loss or 0.0):
+    after = loss_of(prepared, slim, recipe.providers).bound
+    if after <= (recipe.max_loss or 0.0):
+        return entries
+    before = loss_of(prepared, unfitted, recipe.providers).bound
+    if after <= before:
         return entries
     slim.graph = unfitted.graph
     why = Outcome(

@@ -9,10 +9,11 @@ from functools import reduce
 import numpy as np
 
 from onnxgrail.algebra.moments.regression import Moments
-from onnxgrail.algebra.rounding.carried import Steps, carried_to, squared_error
+from onnxgrail.algebra.rounding.carried import carried_to, squared_error
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Floats
 from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.stored.integers import Levels
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.narrowing.layers import Task, filled, matrix_of
 
@@ -33,14 +34,14 @@ def again(prepared: Prepared, task: Task, folds: Sequence[Moments], ledger: Ledg
     if array is None or task.consumer.value not in prepared.survey.facts.stored:
         return ledger
     wanted, gram = matrix_of(task, array), reduce(Moments.__add__, folds).gram[:-1, :-1]
-    ways = wanted, carried_to(wanted, gram, _steps(prepared, task, wanted, array))
-    stored = [_steps(prepared, task, numbers, array).nearest(numbers) for numbers in ways]
+    ways = wanted, carried_to(wanted, gram, _levels(prepared, task, wanted, array).nearest)
+    stored = [_levels(prepared, task, numbers, array).nearest(numbers) for numbers in ways]
     best = min(stored, key=lambda numbers: squared_error(numbers - wanted, gram))
     return replace(ledger, arrays={**ledger.arrays, task.consumer.param: filled(task, best, array)})
 
 
-def _steps(prepared: Prepared, task: Task, numbers: Floats, now: Array) -> Steps:
+def _levels(prepared: Prepared, task: Task, numbers: Floats, now: Array) -> Levels:
     """Return the numbers that a quantized weight can have at its kept positions if it holds these numbers there."""
     whole = filled(task, numbers, np.zeros_like(now))
     levels = weights.levels(task.consumer.value, whole, prepared.model, prepared.survey)
-    return Steps(*(matrix_of(task, np.broadcast_to(part, whole.shape)) for part in levels))
+    return Levels(*(matrix_of(task, np.broadcast_to(part, whole.shape)) for part in levels))
