@@ -13,6 +13,7 @@ import numpy as np
 from onnxgrail.core import Floats, Ints, Stats
 
 TINY = float(np.finfo(np.float64).tiny)
+UNREAD = 1e-3  # square of what counts of a direction that nothing reads, as a share of the mean: keeps rounding small
 FLOOR = 1e-5  # least second moment of a direction, as a share of the mean
 
 
@@ -31,6 +32,30 @@ def basis_of(moments: Sequence[Floats]) -> Floats:
     vectors = vectors[:, ::-1]
     largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
     return np.ascontiguousarray(vectors * np.where(largest < 0, -1.0, 1.0))
+
+
+def basis_of_layers(moments: Sequence[Floats], products: Sequence[Floats]) -> Floats:
+    """Return the basis in which layers that read a linear stream lose least with its last channels.
+
+    With one reader W, the stream x B, B = (W Wᵀ)^½ U, has uncorrelated channels in falling order of size, and an error
+    of a channel is as large in the reader's output: without the last channels, the output has its best low rank. All
+    tensors that are read count alike, relative to what is made of them.
+
+    Args:
+        moments: (d, d) sums x xᵀ over rows, one per tensor that layers read.
+        products: (d, d) products W Wᵀ of the weights that read each of them.
+
+    Returns:
+        (d, d) invertible matrix B.
+    """
+    tiny = np.finfo(np.float64).tiny
+    sizes = [max(float(np.trace(gram)), tiny) for gram in moments]
+    first = np.asarray(sum(gram / size for gram, size in zip(moments, sizes, strict=True)))
+    outputs = [max(float(np.sum(gram * product)), tiny) for gram, product in zip(moments, products, strict=True)]
+    second = np.asarray(sum(product * size / out for product, size, out in zip(products, sizes, outputs, strict=True)))
+    root, _ = _roots(second + UNREAD * np.trace(second) / len(second) * np.eye(len(second)))
+    _, vectors = np.linalg.eigh(root @ first @ root)
+    return np.asarray(root @ vectors[:, ::-1])
 
 
 def unnormed(sums: Stats, gain: Floats | None, shift: Floats | None) -> Floats:

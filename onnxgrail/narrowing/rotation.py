@@ -9,7 +9,14 @@ from itertools import islice
 import numpy as np
 
 from onnxgrail.algebra.fit.compensate import BEST
-from onnxgrail.algebra.rotation import basis_of, basis_of_queries, basis_of_values, order_of_pairs, unnormed
+from onnxgrail.algebra.rotation import (
+    basis_of,
+    basis_of_layers,
+    basis_of_queries,
+    basis_of_values,
+    order_of_pairs,
+    unnormed,
+)
 from onnxgrail.allocation.losses import tells
 from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.branching import look
@@ -149,15 +156,19 @@ def _measured(prepared: Prepared, found: Rotatable, job: Job) -> dict[str, list[
 
 
 def _probes(stream: Stream, shapes: Mapping[str, tuple[int, ...]]) -> list[Probe]:
-    """Return probes of all normalized tensors of a stream, or of what is looked up in a table and meets a tied head."""
+    """Return probes of what gives a stream its basis: its normalized tensors, or those named in it."""
     index = np.arange(stream.width)[:, None]
-    names = stream.normalized or stream.measured
-    return [Probe(value=n, axis=len(shapes[n]) - 1, index=index, pooled=False) for n in names]
+    measured = [(value.name or "", axis) for value, axis in stream.measured]
+    places = [(name, len(shapes[name]) - 1) for name in stream.normalized] or measured
+    return [Probe(value=name, axis=axis, index=index, pooled=False) for name, axis in places]
 
 
 def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence[Stats]]) -> dict[str, Floats]:
     bases = {}
     for name, stream in found.streams.items():
+        if stream.linear:
+            bases[name] = basis_of_layers([sums.gram for sums in measured[name]], found.readings(name))
+            continue
         grams = [
             unnormed(sums, norm.gain, norm.shift) for sums, norm in zip(measured[name], stream.norms, strict=False)
         ]

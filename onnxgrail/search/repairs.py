@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxgrail.core import Block
 from onnxgrail.search.harms import Harm, Near
 
+WIDE = 0.5  # part of a graph from which a stream runs alongside most of its layers
 AIM = 2.0  # times the limit: loss at which a block is tried
 LEAST, MOST = 0.01, 1.0  # bounds of the share of the loss that fits leave
 Share = Callable[[str, int], float]
@@ -32,6 +34,17 @@ class Plan:
 
     count: int
     apart: frozenset[str] = frozenset()
+
+
+def runs_alongside(block: Block, nodes: int) -> bool:
+    """Return True if a block in a basis of its own is no layer among others: it runs alongside most of them.
+
+    Args:
+        block: the block.
+        nodes: number of nodes of the graph.
+    """
+    begin, end = block.span
+    return bool(block.ranked) and (block.kind != "stream" or end - begin > WIDE * nodes)
 
 
 def repaired(harms: Sequence[Harm], plan: Plan, power: float, near: Near, left: Share) -> list[Harm]:

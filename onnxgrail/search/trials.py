@@ -28,7 +28,7 @@ from onnxgrail.search.bits import harms_of_bits, split, step_of
 from onnxgrail.search.candidates import Settle, Task, folds_of, key_of
 from onnxgrail.search.harms import Harm, Near, Tried, harm_from, harm_of, power_of
 from onnxgrail.search.path import Path, Paths, path_of, schedule_of
-from onnxgrail.search.repairs import Plan, repaired
+from onnxgrail.search.repairs import Plan, repaired, runs_alongside
 
 LEAST, MOST = 8, 64  # samples on which single blocks are tried
 HEAVY, FEWEST = 2e12, 2  # multiply-accumulates from which on all these trials have fewer samples, but this many
@@ -200,7 +200,8 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: Parts, tic
             tick()
             return found
 
-        apart = frozenset(block.name for block in task.search.blocks if block.ranked)
+        nodes = len(prepared.model.graph)
+        apart = frozenset(block.name for block in task.search.blocks if runs_alongside(block, nodes))
         return repaired(harms, Plan(parts.trials, apart), power_of(harms), task.near, left)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from onnxgrail.core import Block, Kind
 from onnxgrail.search.harms import Harm, Near
 from onnxgrail.search.path import path_of
-from onnxgrail.search.repairs import LEAST, Plan, repaired
+from onnxgrail.search.repairs import LEAST, Plan, repaired, runs_alongside
 
 LEVELS = (28, 24, 20, 16, 12, 8)
 ERRORS = tuple(float(((32 - level) / 32) ** 2) for level in LEVELS)
@@ -73,3 +74,30 @@ def test_a_block_beside_all_others_says_nothing_about_them() -> None:
     apart = repaired(harms[:2], Plan(2), 1.0, Near(limit=0.02), lambda block, _: shares[block])
     assert found[:2] == apart
     assert max(found[2].losses) < max(found[0].losses)
+
+
+@pytest.mark.parametrize(
+    ("kind", "span", "ranked", "alongside"),
+    [
+        ("stream", (0, 90), "s", True),
+        ("stream", (40, 60), "s", False),
+        ("stream", (0, 90), "", False),
+        ("rank", (40, 42), "w", True),
+    ],
+)
+def test_only_a_long_stream_runs_alongside_other_blocks(
+    kind: Kind, span: tuple[int, int], ranked: str, alongside: bool
+) -> None:
+    block = Block(
+        name="b",
+        kind=kind,
+        units=2,
+        unit_size=1,
+        slots=(),
+        probes=(),
+        ids=np.arange(2),
+        span=span,
+        nodes=(),
+        ranked=ranked,
+    )
+    assert runs_alongside(block, 100) is alongside

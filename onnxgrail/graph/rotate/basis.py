@@ -7,7 +7,7 @@ orthogonal basis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,10 +26,10 @@ from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, table
 from onnxgrail.graph.rotate.heads import products_of, rotate_heads
 from onnxgrail.graph.rotate.inside import Inside, insides_of
 from onnxgrail.graph.rotate.layers import Slot
-from onnxgrail.graph.rotate.marked import MARK, PLAIN
+from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK, PLAIN
 from onnxgrail.graph.rotate.norms import Norm, norms_of
 from onnxgrail.graph.rotate.scaled import fold_scales
-from onnxgrail.graph.rotate.streams import Stream, streams_of
+from onnxgrail.graph.rotate.streams import Stream, linear_streams_of, streams_of
 from onnxgrail.graph.rotate.unfused import separate
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of
 
@@ -44,7 +44,7 @@ class Rotatable:
         model: the copy; fused sums are separated, and streams and tables have matrices of their own where they need
             them.
         facts: of the copy.
-        streams: by name; tables have no normalizations.
+        streams: by name; tables and linear streams have no normalizations.
         heads: channels inside heads, and between the two parts of convolutions, by name.
         refusals: why the basis of other streams and heads stays.
     """
@@ -59,6 +59,18 @@ class Rotatable:
     def names(self) -> tuple[str, ...]:
         """Return the names of all bases."""
         return (*self.streams, *self.heads)
+
+    def readings(self, name: str) -> list[Floats]:
+        """Return the (width, width) products W Wᵀ of the weights that read each measured tensor of a linear stream."""
+        stream = self.streams[name]
+        found = {value: np.zeros((stream.width, stream.width)) for value, _ in stream.measured}
+        for slot in (slot for slot in stream.slots if slot.reads):
+            array, value = constant_of(slot.value, slot.value.name or "", self.facts), slot.node.inputs[0]
+            assert array is not None
+            assert value is not None
+            rows = np.moveaxis(array, slot.axis, 0).reshape(stream.width, -1).astype(np.float64)
+            found[value] += rows @ rows.T
+        return list(found.values())
 
     def products(self, name: str) -> Floats:
         """Return the (groups, width, width) products of the weights that read the channels of heads."""
@@ -115,9 +127,21 @@ def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *
         names = {stream.name for stream in streams}
         if walls:
             streams = [s for s in streams_of(model, facts, norms_of(model, facts)) if s.name in names]
+    streams += [s for s in _linear(model, facts, pairs.values()) if wanted("stream", s.name)]
     chosen |= {stream.name: stream for stream in streams}
     refusals = tuple(why for why in whys.values() if why is not None)
     return Rotatable(model=model, facts=facts, streams=chosen, heads=pairs, refusals=refusals)
+
+
+def _linear(model: ir.Model, facts: Facts, pairs: Iterable[Inside]) -> list[Stream]:
+    """Return the linear streams that share no weight with other nodes, and mark the layers that read them."""
+    apart = {part.node for pair in pairs for part in pair.parts}
+    apart |= {node for node in model.graph if BRIDGE in node.metadata_props}
+    found = [s for s in linear_streams_of(model, facts, norms_of(model, facts), apart) if not walls_of(s, facts)]
+    for stream in found:
+        for slot in (slot for slot in stream.slots if slot.reads):
+            slot.node.metadata_props[LINEAR] = stream.name
+    return found
 
 
 def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
@@ -125,9 +149,9 @@ def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
 
     Args:
         found: the streams and heads.
-        bases: stream name -> (width, width) orthogonal matrix; its columns are the new channels. For channels between
-            the parts of convolutions, a (width, width) invertible matrix; for those inside heads, (groups, width,
-            width) such matrices, or (units,) an order of what is picked.
+        bases: stream name -> (width, width) orthogonal matrix; its columns are the new channels. For linear streams and
+            channels between the parts of convolutions, a (width, width) invertible matrix; for those inside heads,
+            (groups, width, width) such matrices, or (units,) an order of what is picked.
     """
     graph = found.model.graph
     with names_kept(graph):
@@ -143,6 +167,7 @@ def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
 def _rotate(graph: ir.Graph, stream: Stream, facts: Facts, basis: Floats) -> None:
     captured = {name for node in graph for name in captures(node)}
     centered = any(norm.centered for norm in stream.norms)
+    inverse = np.asarray(np.linalg.inv(basis).T, basis.dtype) if stream.linear else basis
     for slot in stream.slots:
         array = constant_of(slot.value, slot.value.name or "", facts)
         assert array is not None
@@ -153,7 +178,7 @@ def _rotate(graph: ir.Graph, stream: Stream, facts: Facts, basis: Floats) -> Non
             values = values * _stretched(slot.norm.gain, values.ndim, slot.axis).astype(values.dtype)
         if centered and not slot.reads:
             values = values - values.mean(axis=slot.axis, keepdims=True)
-        values = _along(values, slot.axis, basis)
+        values = _along(values, slot.axis, inverse if slot.reads else basis)
         limit = slots.largest(array.dtype)
         places = [(slot.node, slot.operand), *slot.also]
         set_operands(graph, places, np.clip(values, -limit, limit).astype(array.dtype), captured)

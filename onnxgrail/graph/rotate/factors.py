@@ -58,8 +58,8 @@ def bridged(model: ir.Model, facts: Facts, table: Table) -> tuple[Facts, Stream]
     ends += [(node.inputs[0], node) for node in table.products]
     for value, head in ends:
         assert value is not None
-        stream.measured.append(value.name or "")
         axis = len(facts.shapes[value.name or ""]) - 1
+        stream.measured.append((value, axis))
         facts = bridge(graph, Wall(value, axis, None, head, ahead=head is not None), facts, name)
         if head is None:
             (reader,) = (use.node for use in value.uses())

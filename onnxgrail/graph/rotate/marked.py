@@ -10,6 +10,7 @@ TURNED = "onnxgrail.turned"  # metadata key of a FusedMatMul that stands for a p
 INSIDE = "onnxgrail.inside"  # metadata key of a product inside heads; the value is the kind of its channels
 ORDER = "onnxgrail.order"  # metadata key of such a product; the value lists channels, the most important first
 BRIDGE = "onnxgrail.bridge"  # metadata key of a matrix that takes the change of a basis; the value names the basis
+LINEAR = "onnxgrail.linear"  # metadata key of a layer that reads a stream without normalizations; the value names it
 RANK = "onnxgrail.rank"  # metadata key of the second of two convolutions that were one; the value names its weight
 PICKED = "onnxgrail.picked"  # metadata key of a node that reads a table of positions for the channels that stay
 

@@ -7,15 +7,15 @@ walls: nodes that cannot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from onnxgrail.graph.rewrite.unique import name_before
-from onnxgrail.graph.rotate.layers import Slot, reading, writing
+from onnxgrail.graph.rotate.layers import Slot, reading, weight_of, writing
 from onnxgrail.graph.rotate.norms import Norm
-from onnxgrail.graph.rotate.passing import Step, passed
+from onnxgrail.graph.rotate.passing import Place, Step, passed
 from onnxgrail.graph.trace.facts import Facts, captures
 
 SIZES = ("Shape", "Size")  # read the size of a tensor, not its numbers
@@ -50,7 +50,7 @@ class Stream:
         walls: places that do not allow a change of basis.
         tensors: name -> the tensor, its channel axis, and the normalization it comes from.
         sums: number of nodes that add two tensors of the stream.
-        measured: for a table, the tensors whose second moments give its basis.
+        measured: without normalizations, the tensors whose second moments give its basis, with their channel axes.
     """
 
     name: str
@@ -60,7 +60,14 @@ class Stream:
     walls: list[Wall] = field(default_factory=list)
     tensors: dict[ir.Value, tuple[int, Norm | None]] = field(default_factory=dict)
     sums: int = 0
-    measured: list[str] = field(default_factory=list)
+    measured: list[Place] = field(default_factory=list)
+
+    @property
+    def linear(self) -> bool:
+        """Return True if only layers read and write it, and no product of two tensors mixes its rows (attention)."""
+        mixed = any(use.node.op_type == "MatMul" and use.idx == 1 for tensor in self.tensors for use in tensor.uses())
+        bent = bool(self.norms or self.walls or mixed)
+        return not bent and bool(self.tensors) and any(slot.reads for slot in self.slots)
 
     @property
     def normalized(self) -> list[str]:
@@ -82,6 +89,32 @@ def streams_of(model: ir.Model, facts: Facts, norms: Sequence[Norm]) -> list[Str
             stream = finder.follow(norm.source, axis, name_before(norm.result))
             if stream.sums and len(stream.norms) > 1:
                 found.append(stream)
+    return found
+
+
+def linear_streams_of(model: ir.Model, facts: Facts, norms: Sequence[Norm], apart: Collection[ir.Node]) -> list[Stream]:
+    """Return the streams that only layers read and write, such as the linear bottlenecks of MobileNetV2.
+
+    No function bends them, and no normalization reads them, so any invertible matrix can change their basis.
+
+    Args:
+        model: the graph.
+        facts: its facts.
+        norms: its normalizations.
+        apart: layers that have another basis already.
+    """
+    finder = _Finder(facts, norms, {name for node in model.graph for name in captures(node)})
+    found = []
+    for node in model.graph:
+        value = node.outputs[0]
+        if weight_of(node, facts) is None or value in finder.seen or not facts.has_floats(value.name or ""):
+            continue
+        axis = len(facts.shapes[value.name or ""]) - 1 if node.op_type == "MatMul" else 1
+        stream = finder.follow(value, axis, name_before(value))
+        if stream.width > 1 and stream.linear and not any(slot.node in apart for slot in stream.slots):
+            read = dict.fromkeys(slot.node.inputs[0] for slot in stream.slots if slot.reads)
+            stream.measured += [(tensor, stream.tensors[tensor][0]) for tensor in read if tensor is not None]
+            found.append(stream)
     return found
 
 

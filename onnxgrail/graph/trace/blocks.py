@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import INNER, Block, Ints, Kind, Probe, Refusal, Role, Slot
 from onnxgrail.graph.flatten.inner import layers_inside
-from onnxgrail.graph.rotate.marked import INSIDE, MARK, is_rotated
+from onnxgrail.graph.rotate.marked import INSIDE, LINEAR, MARK, is_rotated
 from onnxgrail.graph.trace.causes import cause
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.flow import Flow, Use
@@ -205,6 +205,8 @@ def _block(
     rotated = next((props[MARK] for props in turned if MARK in props), "")
     if rotated and not any(map(is_rotated, marked)):
         kind = "embedding"
+    readers = (nodes[u.node].metadata_props for e in members if e.role == "consumer" for u in e.uses)
+    rotated = rotated or next((props[LINEAR] for props in readers if LINEAR in props), "")
     return Block(
         name=f"{common_scope([nodes[n] for n in acting])}.{kind}".lstrip("."),
         kind=kind,
