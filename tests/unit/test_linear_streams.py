@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -11,6 +12,7 @@ from onnxgrail.algebra.rotation import basis_of_layers
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Array, Floats
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
+from onnxgrail.graph.rotate.marked import LINEAR
 from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.graph.trace.tracer import trace
 from tests.oracle import check_same, run
@@ -99,6 +101,47 @@ def test_fewer_channels_are_a_projection(end: str) -> None:
     want = run(projected(model, basis[:, :KEPT] @ np.linalg.inv(basis)[:KEPT]), feed(model))
     check_same(run(slim, feed(model)), want)
     assert np.abs(want["y"] - run(model, feed(model))["y"]).max() > 1e-2
+
+
+WRITER = "g1 = Conv(q1, wp1{bias})\np1 = BatchNormalization(g1, s, t, m, v)"
+STATISTICS: Weights = {"s": (WIDTH,), "t": (WIDTH,), "m": (WIDTH,), "v": np.linspace(0.5, 2, WIDTH, dtype=np.float32)}
+
+
+def normalized(bias: str) -> ir.Model:
+    """The model with a batch normalization of what a layer writes into the stream."""
+    block = BLOCK.replace("p$i = Conv(q$i, wp$i, bp$i)", WRITER.format(bias=bias)).replace("$i", "1")
+    first = BLOCK.replace("$i", "0")
+    body = "\n".join(["h0 = Conv(x, wi, bi)", first, "h1 = Add(h0, p0)", block, "h2 = Add(h1, p1)", ENDS["one tap"][0]])
+    weights = {v.name: v.const_value.numpy() for v in bottlenecks().graph.initializers.values()}
+    read = {name: array for name, array in weights.items() if name in body}
+    return tiny("float[2,3,6,6] x => float[] y", body, {**read, **STATISTICS})
+
+
+@pytest.mark.parametrize("bias", ["", ", bp1"])
+def test_a_batch_normalization_goes_into_the_layer_before_it(bias: str) -> None:
+    model = normalized(bias)
+    other, _ = turned(model, invertible())
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    assert not any(node.op_type == "BatchNormalization" for node in other.graph)
+    assert all(value.uses() for value in other.graph.initializers.values())
+
+
+def test_a_stream_that_is_not_wanted_is_left_as_it_is() -> None:
+    model = normalized("")
+    found = rotatable(model, observe(model, feed(model)), ("stream",), only=["another"])
+    assert not found.streams
+    assert [node.op_type for node in found.model.graph] == [node.op_type for node in model.graph]
+    assert not any(LINEAR in node.metadata_props for node in found.model.graph)
+
+
+def test_weights_from_constant_nodes_are_not_stored_twice() -> None:
+    plain = ir.to_proto(bottlenecks())
+    moved = list(plain.graph.initializer)
+    del plain.graph.initializer[:]
+    for place, tensor in enumerate(moved):
+        plain.graph.node.insert(place, onnx.helper.make_node("Constant", [], [tensor.name], value=tensor))
+    other, _ = turned(ir.from_proto(plain), invertible())
+    assert all(node.outputs[0].uses() for node in other.graph if node.op_type == "Constant")
 
 
 NOT_LINEAR: dict[str, tuple[str, Weights]] = {

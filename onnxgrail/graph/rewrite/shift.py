@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import set_operands
+from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.trace.facts import captures, key
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
@@ -52,7 +53,7 @@ def _inside(
         node.resize_inputs(3)
         node.replace_input_with(2, constant(graph, shift, f"{key(node)}/bias"))
     elif old.const_value is not None:
-        set_operands(graph, [(node, 2)], old.const_value.numpy() + shift, captured)
+        sweep(graph, set_operands(graph, [(node, 2)], old.const_value.numpy() + shift, captured))
     elif computed is not None:
         node.replace_input_with(2, constant(graph, computed + shift, f"{key(node)}/bias"))
     else:
@@ -80,7 +81,7 @@ def _behind(graph: ir.Graph, node: ir.Node, shift: Array, captured: Collection[s
         bias = uses[0].node.inputs[other]
         if bias is not None and bias.const_value is not None and bias.const_value.size == shift.size:
             array = bias.const_value.numpy()
-            set_operands(graph, [(uses[0].node, other)], array + shift.reshape(array.shape), captured)
+            sweep(graph, set_operands(graph, [(uses[0].node, other)], array + shift.reshape(array.shape), captured))
             return
     _add(graph, node, shift)
 

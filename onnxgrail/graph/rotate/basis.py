@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -127,21 +128,30 @@ def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *
         names = {stream.name for stream in streams}
         if walls:
             streams = [s for s in streams_of(model, facts, norms_of(model, facts)) if s.name in names]
-    streams += [s for s in _linear(model, facts, pairs.values()) if wanted("stream", s.name)]
+        facts, linear = _linear(model, facts, pairs.values(), partial(wanted, "stream"))
+    streams += linear
     chosen |= {stream.name: stream for stream in streams}
     refusals = tuple(why for why in whys.values() if why is not None)
     return Rotatable(model=model, facts=facts, streams=chosen, heads=pairs, refusals=refusals)
 
 
-def _linear(model: ir.Model, facts: Facts, pairs: Iterable[Inside]) -> list[Stream]:
-    """Return the linear streams that share no weight with other nodes, and mark the layers that read them."""
+def _linear(
+    model: ir.Model, facts: Facts, pairs: Iterable[Inside], wanted: Callable[[str], bool]
+) -> tuple[Facts, list[Stream]]:
+    """Find the linear streams, with batch normalizations folded, and mark the layers that read them."""
     apart = {part.node for pair in pairs for part in pair.parts}
     apart |= {node for node in model.graph if BRIDGE in node.metadata_props}
-    found = [s for s in linear_streams_of(model, facts, norms_of(model, facts), apart) if not walls_of(s, facts)]
+
+    def every() -> list[Stream]:
+        found = linear_streams_of(model, facts, norms_of(model, facts), apart)
+        return [stream for stream in found if wanted(stream.name)]
+
+    facts = fold_scales(model.graph, every(), facts, whole=True) or facts
+    found = [stream for stream in every() if not walls_of(stream, facts)]
     for stream in found:
         for slot in (slot for slot in stream.slots if slot.reads):
             slot.node.metadata_props[LINEAR] = stream.name
-    return found
+    return facts, found
 
 
 def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
@@ -181,7 +191,7 @@ def _rotate(graph: ir.Graph, stream: Stream, facts: Facts, basis: Floats) -> Non
         values = _along(values, slot.axis, inverse if slot.reads else basis)
         limit = slots.largest(array.dtype)
         places = [(slot.node, slot.operand), *slot.also]
-        set_operands(graph, places, np.clip(values, -limit, limit).astype(array.dtype), captured)
+        sweep(graph, set_operands(graph, places, np.clip(values, -limit, limit).astype(array.dtype), captured))
     for norm in stream.norms:
         _simplify(graph, norm, stream.name, facts.dtypes[norm.source.name or ""])
 
@@ -203,7 +213,7 @@ def _shift(graph: ir.Graph, slot: Slot, vector: Floats, facts: Facts, captured: 
     value = None if place is None else place[0].inputs[place[1]]
     old = None if value is None else constant_of(value, value.name or "", facts)
     if place is not None and old is not None:
-        set_operands(graph, [place], (old + vector.reshape(old.shape)).astype(old.dtype), captured)
+        sweep(graph, set_operands(graph, [place], (old + vector.reshape(old.shape)).astype(old.dtype), captured))
         return
     out = node.outputs[0]
     numbers = constant(graph, vector.astype(facts.dtypes[slot.value.name or ""]), f"{out.name}/shift")

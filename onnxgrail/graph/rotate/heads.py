@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxgrail.core import Floats, Ints
 from onnxgrail.graph import slots
 from onnxgrail.graph.rewrite.assign import set_operands
+from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rotate.inside import Inside, Part
 from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER, PICKED, RANK
 from onnxgrail.graph.trace.facts import Facts, constant_of
@@ -44,7 +45,8 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         assert array is not None
         values = _changed(array.astype(np.float64), part.axis, part.index, inverse if part.inverse else basis)
         limit = slots.largest(array.dtype)
-        set_operands(graph, [(part.node, part.operand)], np.clip(values, -limit, limit).astype(array.dtype), captured)
+        values = np.clip(values, -limit, limit).astype(array.dtype)
+        sweep(graph, set_operands(graph, [(part.node, part.operand)], values, captured))
 
 
 def _changed(array: Floats, axis: int, index: Ints, basis: Floats) -> Floats:

@@ -64,10 +64,13 @@ class Stream:
 
     @property
     def linear(self) -> bool:
-        """Return True if only layers read and write it, and no product of two tensors mixes its rows (attention)."""
-        mixed = any(use.node.op_type == "MatMul" and use.idx == 1 for tensor in self.tensors for use in tensor.uses())
-        bent = bool(self.norms or self.walls or mixed)
-        return not bent and bool(self.tensors) and any(slot.reads for slot in self.slots)
+        """Return True if only layers read and write it."""
+        return not self.norms and bool(self.tensors)
+
+    @property
+    def mixed(self) -> bool:
+        """Return True if a product with another tensor mixes its rows, as attention does with values."""
+        return any(use.node.op_type == "MatMul" and use.idx == 1 for tensor in self.tensors for use in tensor.uses())
 
     @property
     def normalized(self) -> list[str]:
@@ -95,7 +98,7 @@ def streams_of(model: ir.Model, facts: Facts, norms: Sequence[Norm]) -> list[Str
 def linear_streams_of(model: ir.Model, facts: Facts, norms: Sequence[Norm], apart: Collection[ir.Node]) -> list[Stream]:
     """Return the streams that only layers read and write, such as the linear bottlenecks of MobileNetV2.
 
-    No function bends them, and no normalization reads them, so any invertible matrix can change their basis.
+    No normalization reads them, so any invertible matrix can change their basis if they have no walls.
 
     Args:
         model: the graph.
@@ -107,12 +110,14 @@ def linear_streams_of(model: ir.Model, facts: Facts, norms: Sequence[Norm], apar
     found = []
     for node in model.graph:
         value = node.outputs[0]
-        if weight_of(node, facts) is None or value in finder.seen or not facts.has_floats(value.name or ""):
+        makes = weight_of(node, facts) is not None or node.op_type == "BatchNormalization"
+        if not makes or value in finder.seen or not facts.has_floats(value.name or ""):
             continue
         axis = len(facts.shapes[value.name or ""]) - 1 if node.op_type == "MatMul" else 1
         stream = finder.follow(value, axis, name_before(value))
-        if stream.width > 1 and stream.linear and not any(slot.node in apart for slot in stream.slots):
-            read = dict.fromkeys(slot.node.inputs[0] for slot in stream.slots if slot.reads)
+        own = not stream.norms and not stream.mixed and not any(slot.node in apart for slot in stream.slots)
+        read = dict.fromkeys(slot.node.inputs[0] for slot in stream.slots if slot.reads)
+        if own and read and stream.width > 1:
             stream.measured += [(tensor, stream.tensors[tensor][0]) for tensor in read if tensor is not None]
             found.append(stream)
     return found
