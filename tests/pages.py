@@ -11,9 +11,11 @@ import importlib.util
 import re
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from click.testing import CliRunner
 
 from tests.furniture import FILES
@@ -25,6 +27,7 @@ FENCE = re.compile(
 MARK = re.compile(r"<!-- (run(: torch|: exit [0-4])?|then(: torch)?|output(: numbers vary)?|not run: .+) -->")
 COPIES = {"model": "digits_resnet", "vit": "digits_vit", "llama": "char_llama"}
 
+SAMPLES = 64
 BRIEF = ["--samples", "64", "--budget-seconds", "2"]  # what is tested of a fit by gradient is that it runs
 
 
@@ -59,12 +62,19 @@ def commands(code: str) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-def furnish(folder: Path, code: str = "") -> None:
-    """The embedded models under the names that pages use, and those other files that the code of a page names."""
+def furnish(folder: Path, blocks: Sequence[Example] = ()) -> None:
+    """The embedded models under the names that pages use, and those other files that the code of a page names.
+
+    Where a page tells no results, there are few samples: the commands are tested, no numbers.
+    """
+    code = "\n".join(block.code for block in blocks)
+    shown = any(block.mark.startswith(("<!-- output", "<!-- run: exit")) for block in blocks)
+    most = None if shown else SAMPLES
     for name, source in COPIES.items():
         shutil.copy(ROOT / "models" / "data" / f"{source}.onnx", folder / f"{name}.onnx")
-        shutil.copy(ROOT / "models" / "data" / f"{source}.calib.npz", folder / f"{name}.npz")
-        shutil.copy(ROOT / "models" / "data" / f"{source}.heldout.npz", folder / f"{name}.heldout.npz")
+        for there, here in (("calib", ""), ("heldout", ".heldout")):
+            with np.load(ROOT / "models" / "data" / f"{source}.{there}.npz") as file:
+                np.savez(folder / f"{name}{here}.npz", **{key: file[key][:most] for key in file.files})
     (folder / "model.npz").rename(folder / "calib.npz")
     (folder / "model.heldout.npz").rename(folder / "heldout.npz")
     (folder / "models").symlink_to(ROOT / "models")

@@ -48,7 +48,7 @@ def scenarios() -> list[object]:
 
 @pytest.mark.parametrize("blocks", scenarios())
 def test_commands_and_examples(blocks: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    furnish(tmp_path, "\n".join(block.code for block in blocks))
+    furnish(tmp_path, blocks)
     monkeypatch.chdir(tmp_path)
     torch = all(b.mark == "<!-- run: torch -->" for b in blocks if b.mark.startswith("<!-- run"))
     if torch and importlib.util.find_spec("torch") is None:
