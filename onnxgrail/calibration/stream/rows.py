@@ -76,9 +76,8 @@ def inputs(array: Array, consumer: Consumer, out_shape: tuple[int, ...], where: 
 def windows(array: Array, window: Window) -> Array:
     """Return every window of a convolution as a view (n, c, *output, *kernel) of the padded input."""
     dims = len(window.kernel)
-    padded = np.pad(array, [(0, 0), (0, 0), *window.pads])
-    reach = tuple((k - 1) * d + 1 for k, d in zip(window.kernel, window.dilations, strict=True))
-    view = sliding_window_view(padded, reach, axis=tuple(range(2, 2 + dims)))
+    padded = np.pad(array, [(0, 0), (0, 0), *window.sides(array.shape[2:])])
+    view = sliding_window_view(padded, window.reach, axis=tuple(range(2, 2 + dims)))
     steps = [slice(None), slice(None)]
     steps += [slice(None, None, s) for s in window.strides]
     steps += [slice(None, None, d) for d in window.dilations]

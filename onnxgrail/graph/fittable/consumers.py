@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Ints
-from onnxgrail.graph.attributes import integers, name_of, number
+from onnxgrail.graph.attributes import integers, name_of, number, text
 from onnxgrail.graph.rewrite.holdings import is_compact
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
 from onnxgrail.graph.trace.survey import Operand, Survey
@@ -18,12 +19,36 @@ from onnxgrail.graph.trace.survey import Operand, Survey
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Window:
-    """The window of a convolution, per spatial axis; pads are (begin, end)."""
+    """The window of a convolution, per spatial axis; pads are (begin, end), None if they follow from the input's size.
+
+    Such pads (`auto_pad`) are shared equally between the sides; `first` is True if an odd one goes to the beginning.
+    """
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    pads: tuple[tuple[int, int], ...]
+    pads: tuple[tuple[int, int], ...] | None
+    first: bool = False
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Return the number of input positions that one output position spans, per axis."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    def sides(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the pads (begin, end) of every axis.
+
+        Args:
+            sizes: spatial sizes of the input.
+        """
+        if self.pads is not None:
+            return list(self.pads)
+        found = []
+        for size, stride, reach in zip(sizes, self.strides, self.reach, strict=True):
+            total = max((math.ceil(size / stride) - 1) * stride + reach - size, 0)
+            less, more = total // 2, total - total // 2
+            found.append((more, less) if self.first else (less, more))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -138,10 +163,7 @@ def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
     if node.op_type == "Gemm":
         plain = all(number(node, n, d) == d for n, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
         return ((1, 0) if number(node, "transB", 0) else (0, 1)) if plain else None
-    padded = node.attributes.get("auto_pad")
-    if node.op_type == "Conv" and number(node, "group", 1) == 1 and (padded is None or padded.value == "NOTSET"):
-        return 1, 0
-    return None
+    return (1, 0) if node.op_type == "Conv" and number(node, "group", 1) == 1 else None
 
 
 def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, int], facts: Facts) -> Consumer:
@@ -180,9 +202,11 @@ def _window(node: ir.Node, shape: tuple[int, ...]) -> Window:
     kernel = shape[2:]
     ones = (1,) * len(kernel)
     strides, dilations = (integers(node, name, ones) for name in ("strides", "dilations"))
-    pads = integers(node, "pads", (0,) * (2 * len(kernel)))
+    auto = text(node, "auto_pad")
+    pads = integers(node, "pads", (0,) * (2 * len(kernel))) if auto in ("", "NOTSET") else (0,) * (2 * len(kernel))
     sides = tuple((pads[a], pads[a + len(kernel)]) for a in range(len(kernel)))
-    return Window(kernel=kernel, strides=strides, dilations=dilations, pads=sides)
+    same, first = auto.startswith("SAME"), auto == "SAME_LOWER"
+    return Window(kernel=kernel, strides=strides, dilations=dilations, pads=None if same else sides, first=first)
 
 
 def _constant(value: ir.Value | None, facts: Facts, width: int) -> Array | None:
