@@ -30,5 +30,5 @@ def counted_macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int |
     survey = trace(flat, facts)
     if any(bodies(node) and key(node) not in survey.repeated for node in flat.graph):
         return None
-    sizes = {a.shape[0] if a.ndim else 1 for a in feed.values()}
+    sizes = {a.shape[0] for a in feed.values() if a.ndim}
     return counting.macs(flat, survey) // (sizes.pop() if len(sizes) == 1 else 1)

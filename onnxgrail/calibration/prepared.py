@@ -117,7 +117,7 @@ class Prepared:
 
 def samples_of(feed: Mapping[str, Array]) -> int:
     """Return the number of samples in a feed: the common first axis, 1 if there is none."""
-    sizes = {array.shape[0] if array.ndim else 1 for array in feed.values()}
+    sizes = {array.shape[0] for array in feed.values() if array.ndim}
     return sizes.pop() if len(sizes) == 1 else 1
 
 

@@ -84,7 +84,7 @@ def test_too_few_samples_for_a_fixed_batch():
     [
         ((entry(shape=(2, 3)), entry("y", (9,))), {"x": rows(2), "y": np.zeros(9, np.float32)}),
         ((entry(), entry("y", ("n",))), {"x": rows(20), "y": np.zeros(7, np.float32)}),
-        ((entry(), entry("y", ())), {"x": rows(20), "y": np.float32(1)}),
+        ((entry(), entry("y", ())), {"x": rows(20), "y": np.float32(20)}),  # it counts the samples
     ],
 )
 def test_ready_feeds_are_passed_as_they_are(signature, arrays):
@@ -92,6 +92,18 @@ def test_ready_feeds_are_passed_as_they_are(signature, arrays):
     assert len(feeds) == 1
     for name, array in arrays.items():
         np.testing.assert_array_equal(feeds[0][name], array)
+
+
+def test_all_samples_share_a_number_without_axes(tmp_path):
+    signature = (entry("threshold", ()), entry())
+    batches = read({"x": rows(20), "threshold": np.float32(0.5)}, signature, batch_size=8)
+    assert sizes(batches) == [8, 8, 4]
+    assert batches.samples == 20
+    assert [float(feed["threshold"]) for feed in batches] == [0.5] * 3
+    for number, threshold in enumerate((0.5, 0.5, 0.25)):
+        np.savez(tmp_path / f"{number}.npz", x=rows(6), threshold=np.float32(threshold))
+    batches = read(tmp_path, signature, batch_size=8)
+    assert [(len(feed["x"]), float(feed["threshold"])) for feed in batches] == [(6, 0.5), (6, 0.5), (6, 0.25)]
 
 
 def test_rows_of_stacked_feeds_are_feeds():

@@ -15,7 +15,7 @@ from onnxgrail.calibration.feeds.held_out import chosen_of, positions, share_of,
 from onnxgrail.calibration.feeds.kinds import read_parts
 from onnxgrail.calibration.feeds.kinds.feeds import from_feeds
 from onnxgrail.calibration.feeds.matching import from_mapping
-from onnxgrail.calibration.feeds.parts import Part
+from onnxgrail.calibration.feeds.parts import Part, Rows
 from onnxgrail.calibration.feeds.reading import ALL, Reading, Sampling
 from onnxgrail.calibration.feeds.signature import (
     Input,
@@ -48,9 +48,9 @@ def read(
     """Read batches from a path of any kind in `kinds.KINDS`, from arrays by name, or from ready feeds.
 
     The first axis counts samples.  A model with a fixed batch size gets batches of that size, and a last short batch is
-    dropped with a note; otherwise the last batch may be shorter.  Arrays with different first axes, or inputs without a
-    batch axis, form one ready feed, which is passed as it is; so is every item of an iterable and every test_data_set,
-    and every row of arrays that all have one axis more than their inputs.
+    dropped with a note; otherwise the last batch may be shorter.  Numbers without axes are shared by all samples.  Arrays
+    with different first axes form one ready feed, which is passed as it is; so is every item of an iterable and every
+    test_data_set, and every row of arrays that all have one axis more than their inputs.
 
     Args:
         source: the data.
@@ -175,12 +175,17 @@ def _check(part: Part, entry: Input) -> tuple[str, ...]:
 
 
 def _is_ready(part: Part, signature: Signature) -> bool:
-    """Return True if a part must be passed as it is, because no axis counts samples in all its arrays."""
+    """Return True if a part must be passed as it is, because no axis counts samples in all its arrays.
+
+    Numbers without axes are shared by all samples, but a number that counts the samples belongs to the whole.
+    """
     arrays = [part.arrays[entry.name] for entry in signature]
-    if part.ready or not arrays or any(array.ndim == 0 for array in arrays):
+    lengths = {array.shape[0] for array in arrays if array.ndim}
+    if part.ready or len(lengths) != 1:
         return True
+    counted = any(np.asarray(array).item() in lengths for array in arrays if not array.ndim)
     prescribed = {entry.shape[0] for entry in signature if entry.shape and isinstance(entry.shape[0], int)}
-    return len({array.shape[0] for array in arrays}) > 1 or len(prescribed) > 1
+    return counted or len(prescribed) > 1
 
 
 def _disagreement(part: Part, signature: Signature) -> tuple[str, ...]:
@@ -255,11 +260,16 @@ def _cut(pile: _Pile, sampling: Sampling, chosen: Ints, *, notes: list[str]) -> 
 
 
 def _stackable(parts: tuple[Part, ...], signature: Signature) -> bool:
-    """Return True if samples of different files fit in one batch: same shapes after the first axis, same dtypes."""
-    kinds = {
-        tuple((part.arrays[e.name].shape[1:], str(part.arrays[e.name].dtype)) for e in signature) for part in parts
-    }
+    """Return True if samples of different files fit in one batch.
+
+    They have the same shapes after the first axis, the same dtypes, and the same numbers without axes.
+    """
+    kinds = {tuple(_kind(part.arrays[entry.name]) for entry in signature) for part in parts}
     return len(kinds) == 1
+
+
+def _kind(array: Rows) -> tuple[object, ...]:
+    return array.shape[1:], str(array.dtype), None if array.ndim else np.asarray(array).item()
 
 
 def _heaps(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> Iterator[tuple[tuple[Part, ...], Ints]]:

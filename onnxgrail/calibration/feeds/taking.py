@@ -13,20 +13,22 @@ from onnxgrail.core import Array, Feed, Ints, Labels
 
 def samples_in(part: Part, signature: Signature) -> int:
     """Return the number of samples in a ready feed: the common length of the first axes, or 1 if there is none."""
-    lengths = {a.shape[0] if a.ndim else -1 for a in (part.arrays[e.name] for e in signature)}
+    lengths = {a.shape[0] for a in (part.arrays[e.name] for e in signature) if a.ndim}
     return max(1, lengths.pop()) if len(lengths) == 1 else 1
 
 
 def rows_in(part: Part, signature: Signature) -> int:
-    """Return the length of the first axis of a part."""
-    return int(part.arrays[signature[0].name].shape[0])
+    """Return the length of the first axis of a part: that of any array that has axes."""
+    return next(int(a.shape[0]) for a in (part.arrays[entry.name] for entry in signature) if a.ndim)
 
 
 def gathered(parts: tuple[Part, ...], entry: Input, rows: Ints) -> Array:
-    """Return rows of the concatenated parts."""
+    """Return rows of the concatenated parts, or the number that all samples share (a threshold, a sample rate)."""
     pieces, offset = [], 0
     for part in parts:
         array = part.arrays[entry.name]
+        if not array.ndim:
+            return np.asarray(array)
         here = rows[(rows >= offset) & (rows < offset + len(array))] - offset
         if len(here):
             pieces.append(array[here])

@@ -27,7 +27,7 @@ def single(feed: Feed, signature: Signature) -> dict[str, Array]:
     """Return the first sample of a feed if the model leaves the batch open, else the whole feed."""
     arrays = {entry.name: feed[entry.name] for entry in signature if entry.name in feed}
     fixed = any(entry.shape and isinstance(entry.shape[0], int) for entry in signature)
-    if fixed or len({a.shape[0] if a.ndim else -1 for a in arrays.values()}) != 1:
+    if fixed or len({a.shape[0] for a in arrays.values() if a.ndim}) != 1:
         return arrays
     return {name: a[:1] if a.ndim else a for name, a in arrays.items()}
 
