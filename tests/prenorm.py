@@ -167,6 +167,7 @@ def _weights(begin: str, end: str) -> dict[str, Any]:
         "small": scalar(0.001),
         "two": scalar(2),
         "half": scalar(0.5),
+        "none": scalar(0),
     }
     return found
 

@@ -31,7 +31,7 @@ from tests.contract.attention import (
     attention,
 )
 from tests.oracle import check_same, narrowed_equals_masked, run, survey_of
-from tests.tiny import feed, ints, lines, tiny
+from tests.tiny import feed, ints, lines, scalar, tiny
 
 KINDS = ("qk", "vo")
 PACKED = """
@@ -67,6 +67,12 @@ GROUPED = """
     )
     for p in "kv"
 )
+SHIFTED_SCALE = """
+    q4 = Mul(q3, scale)
+    q5 = Add(q4, zero)
+    k4 = Transpose<perm=[0,1,3,2]>(k3)
+    a1 = MatMul(q5, k4)
+"""
 MEASURED_SCALE = """
     n0 = Shape<start=3, end=4>(q3)
     n1 = Cast<to=1>(n0)
@@ -109,6 +115,7 @@ NETS = {
     ),
     "shared keys": grouped(),
     "scale from the shape": attention(scores=MEASURED_SCALE),
+    "scale that adds zero": attention(scores=SHIFTED_SCALE, weights={"zero": scalar(0)}),
 }
 
 

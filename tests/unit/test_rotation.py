@@ -63,6 +63,13 @@ def test_the_scale_of_a_layer_is_folded(scaled: str) -> None:
     assert [b.units for b in survey.blocks if b.kind == "stream"] == [WIDTH]
 
 
+def test_zeros_that_are_added_are_passed() -> None:
+    model = prenorm(scaled="dt$i = Add(db$i, none)\nds$i = Sub(dt$i, none)")
+    other, _ = turned(model, feed(model), orthogonal(WIDTH))
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    assert [node.op_type for node in other.graph].count("MatMul") == [n.op_type for n in model.graph].count("MatMul")
+
+
 def test_a_scale_whose_layer_something_else_reads_stays() -> None:
     model = prenorm(scaled="dt$i = Mul(db$i, scale$i)\ndm$i = ReduceMax <keepdims=0> (db$i)\nds$i = Mul(dt$i, dm$i)")
     other, _ = turned(model, feed(model), orthogonal(WIDTH))

@@ -18,6 +18,7 @@ from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Refusal
 from onnxgrail.graph.attributes import integer, names_of
 from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.rotate.classes import groups_of, positions, spread, units_of
+from onnxgrail.graph.rotate.passing import is_zero
 from onnxgrail.graph.trace.facts import Facts, constant_of, key
 from onnxgrail.graph.trace.flow import Flow, Use
 from onnxgrail.graph.trace.labels import Mark
@@ -291,7 +292,7 @@ class _Finder:
         others = [k for k, v in enumerate(node.inputs) if v is not None and v.name not in mine]
         if node.op_type in ("Add", "Sub"):
             added = {use.operand for use in self.uses[place] if use.node == key(node)}
-            if set(others) <= added:
+            if all(k in added or is_zero(node, k, self.facts) for k in others):
                 return
         sizes = [math.prod(self.facts.shapes.get(v.name or "", (0,))) for v in node.inputs if v is not None]
         scales = node.op_type == "Mul" or (node.op_type == "Div" and others == [1])

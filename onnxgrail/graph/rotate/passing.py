@@ -184,9 +184,16 @@ def _broadcast(step: Step) -> tuple[int, list[tuple[int, int]], list[int]] | Non
 
 def _sum(step: Step) -> Passing | None:
     found = _broadcast(step)
-    if found is None or found[2]:
+    if found is None or not all(is_zero(step.node, operand, step.facts) for operand in found[2]):
         return None
     return step.passing(found[1], found[0])
+
+
+def is_zero(node: ir.Node, operand: int, facts: Facts) -> bool:
+    """Return True if an operand is a constant of zeros (scales of PaddlePaddle add one)."""
+    value = node.inputs[operand]
+    array = constant_of(value, value.name or "", facts) if value is not None else None
+    return array is not None and not array.any()
 
 
 def _scaled(step: Step) -> Passing | None:
@@ -198,15 +205,9 @@ def _scaled(step: Step) -> Passing | None:
 
 def _where(step: Step) -> Passing | None:
     found = _broadcast(step)
-    if found is None or 0 not in found[2] or not all(k == 0 or _zero(step, k) for k in found[2]):
+    if found is None or 0 not in found[2] or not all(k == 0 or is_zero(step.node, k, step.facts) for k in found[2]):
         return None
     return step.passing(found[1], found[0])
-
-
-def _zero(step: Step, operand: int) -> bool:
-    value = step.node.inputs[operand]
-    array = constant_of(value, value.name or "", step.facts) if value is not None else None
-    return array is not None and not array.any()
 
 
 def _mixed_rows(step: Step) -> Passing | None:
