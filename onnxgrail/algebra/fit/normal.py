@@ -91,11 +91,14 @@ def probe_number(view: View, slot: Slot) -> int:
 def columns_of(slot: Slot, weight: Floats, probe: Probe) -> Floats:
     """Reshape a consumer's weight (u, m, r) to the matrix C (h, c) that multiplies one row of the probe.
 
-    A pooled probe has rows of u values, one for all m positions of the weight: h = u, c = m·r. Else h = u·m, c = r.
+    A pooled probe has rows of u values, one for all m positions of the weight: h = u, c = m·r. Else h = u·m, c = r. The
+    weight of a grouped convolution has fewer positions than its pooled probe: the same ones in every group.
     """
     units, members, _ = weight.shape
-    if (units, members) != probe.index.shape:
-        got, want = (units, members), probe.index.shape
+    want = probe.index.shape
+    repeated = probe.pooled and members and not want[1] % members
+    if units != want[0] or not (members == want[1] or repeated):
+        got = units, members
         raise ValueError(f"consumer {slot.param!r} has {got} units and members, its probe {probe.value!r} has {want}")
     return weight.reshape(probe.width, -1)
 

@@ -48,9 +48,9 @@ def read(
     """Read batches from a path of any kind in `kinds.KINDS`, from arrays by name, or from ready feeds.
 
     The first axis counts samples.  A model with a fixed batch size gets batches of that size, and a last short batch is
-    dropped with a note; otherwise the last batch may be shorter.  Numbers without axes are shared by all samples.  Arrays
-    with different first axes form one ready feed, which is passed as it is; so is every item of an iterable and every
-    test_data_set, and every row of arrays that all have one axis more than their inputs.
+    dropped with a note; otherwise the last batch may be shorter.  Numbers without axes are shared by all samples.
+    Arrays with different first axes form one ready feed, which is passed as it is; so is every item of an iterable and
+    every test_data_set, and every row of arrays that all have one axis more than their inputs.
 
     Args:
         source: the data.

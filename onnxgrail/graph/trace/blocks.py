@@ -26,13 +26,17 @@ from onnxgrail.graph.trace.survey import Operand, Survey
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """One axis of one constant, with the label class of every position and all its uses."""
+    """One axis of one constant, with the label class of every position and all its uses.
+
+    `met` are the label classes on the axis of the activation that a consumer reads: `roots`, or repeated ones.
+    """
 
     param: str
     value: str
     axis: int
     role: Role
     roots: Ints
+    met: Ints
     uses: tuple[Use, ...]
 
 
@@ -144,10 +148,12 @@ def _entries(flow: Flow, params: dict[tuple[str, int], str]) -> list[_Entry]:
     for use in flow.uses:
         if len(use.mark.axes) == 1:
             gathered[params[use.node, use.operand], use.mark.axes[0], use.role].append(use)
-    return [
-        _Entry(param, uses[0].value, axis, role, _roots(flow, uses[0].mark), tuple(uses))
-        for (param, axis, role), uses in gathered.items()
-    ]
+    found = []
+    for (param, axis, role), uses in gathered.items():
+        roots, first = _roots(flow, uses[0].mark), uses[0]
+        met = roots if first.met is None else flow.labels.find(first.met)
+        found.append(_Entry(param, first.value, axis, role, roots, met, tuple(uses)))
+    return found
 
 
 def _signatures(entries: list[_Entry]) -> dict[int, tuple[tuple[int, int], ...]]:
@@ -192,7 +198,7 @@ def _block(
     slots = []
     for entry in members:
         index = _index(entry.roots, roots)
-        probe = _probe(entry, index, kind, probes) if entry.role == "consumer" else None
+        probe = _probe(entry, _index(entry.met, roots), kind, probes) if entry.role == "consumer" else None
         slots.append(
             Slot(param=entry.param, initializer=entry.value, axis=entry.axis, index=index, role=entry.role, probe=probe)
         )
@@ -238,7 +244,8 @@ def _probe(entry: _Entry, index: Ints, kind: Kind, probes: list[Probe]) -> int:
         alike = (probe.value, probe.axis, probe.also, probe.inside) == (value, axis, also, inside)
         if alike and np.array_equal(probe.index, index):
             return number
-    pooled = index.shape[1] > 1 and kind not in ATTENTION and not inside
+    repeated = len(entry.met) > len(entry.roots)
+    pooled = repeated or (index.shape[1] > 1 and kind not in ATTENTION and not inside)
     probes.append(Probe(value=value, axis=axis, index=index, pooled=pooled, also=also, inside=inside))
     return len(probes) - 1
 

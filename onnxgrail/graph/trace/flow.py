@@ -7,7 +7,7 @@ which constants carry them, and emits marks for the outputs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Use:
         source: for a consumer, its input activation and that activation's channel axis.
         inside: place of the activation inside a fused node, as in `core.Probe`; `source` is then the node's input.
         scaled: as in `Operand`.
+        met: labels on the axis of the source, if it has several positions for each one of the constant.
     """
 
     node: str
@@ -45,6 +46,7 @@ class Use:
     source: tuple[str, int] | None = None
     inside: tuple[str, ...] = ()
     scaled: bool = False
+    met: Ints | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -234,6 +236,10 @@ class Site:
         if stored is not None:
             self._tie_blocks(stored, mark)
         self.flow.uses.append(Use(self.key, operand, self.source(operand), mark, role, source, inside, scaled))
+
+    def meets(self, labels: Ints) -> None:
+        """Record the labels on the source of the last consumer, if it has several positions for each of the weight."""
+        self.flow.uses[-1] = replace(self.flow.uses[-1], met=labels)
 
     def passenger(self, operand: int, labels: Ints, why: str, *, axis: int = 0, whole: bool = False) -> None:
         """Cut an operand, if there is one, together with the channels; freeze them if it is computed at run time.

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import integer
-from onnxgrail.graph.ops.layers.contraction import BIAS, contracted
+from onnxgrail.graph.ops.layers.contraction import BIAS, FIXED, contracted
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.rotate.marked import RANK
@@ -16,12 +16,14 @@ from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
 GROUPED = "a group of a grouped convolution goes as a whole"
+EQUAL = "the groups of a grouped convolution keep equally many channels"
+WIDE = 4  # times as many channels in a group as there are groups: then channels of all groups go, not whole groups
 SHUFFLED = "groups, then a shuffle: channels of one group are dealt out to several groups of this convolution"
 
 
 @rule("Conv", "ConvTranspose")
 def conv(site: Site) -> None:
-    """Consume axis 1 and produce axis 1; depthwise channels pass, grouped channels are removed by whole groups."""
+    """Consume axis 1 and produce axis 1; depthwise channels pass; remove whole groups, or as many channels of each."""
     site.emit(conv_marks(site))
 
 
@@ -86,6 +88,9 @@ def _depthwise(site: Site, fed: Ints | None, channels: int) -> Ints | None:
 
 def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
     """Tie each group's inputs, filters and outputs."""
+    made, read = site.shape(1)[:2]
+    if site.node.op_type == "Conv" and min(made // groups, read) >= WIDE * groups:
+        return _within(site, fed, groups)
     if fed is None:
         return None
     inputs = fed.reshape(groups, -1)
@@ -101,6 +106,22 @@ def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
     site.carry(1, Mark((0,), outputs.ravel()))
     site.kind(outputs.ravel(), "conv")
     return outputs.ravel()
+
+
+def _within(site: Site, fed: Ints | None, groups: int) -> Ints:
+    """Consume and produce channels of a few wide groups, tied to those at the same place in the other groups."""
+    consumed, produced = site.weight(1, 1), site.weight(1, 0)
+    if fed is None:
+        site.freeze([Mark((1,), consumed)], FIXED)
+        fed = np.tile(consumed, groups)
+    site.union(fed.reshape(groups, -1), consumed, EQUAL)
+    site.carry(1, Mark((1,), consumed), "consumer", (site.name(0), 1))
+    site.meets(fed)
+    rows = produced.reshape(groups, -1)
+    site.union(rows[:1], rows, EQUAL)
+    site.carry(1, Mark((0,), produced), "producer")
+    site.kind(np.concatenate([consumed, produced]), "conv")
+    return produced
 
 
 def _dealt(inputs: Ints) -> str:

@@ -126,11 +126,11 @@ class Cut:
         self.node.attributes[name] = ir.AttrInt64(name, value)
 
     def recount(self, attribute: str, name: str, axis: int) -> None:
-        """Set a count of groups or heads from the kept positions of an axis; groups are kept or removed as a whole."""
+        """Set a count of groups or heads from the kept positions of an axis: groups that keep none are removed."""
         labels = self.labels(name, axis)
         if labels is not None:
             groups = labels.reshape(self.node.attributes[attribute].as_int(), -1)
-            self.set_int(attribute, int((~self.dead[groups[:, 0]]).sum()))
+            self.set_int(attribute, int((~self.dead[groups]).any(axis=1).sum()))
 
 
 def constant(graph: ir.Graph, array: Array, name: str, *, old: ir.Value | None = None) -> ir.Value:
