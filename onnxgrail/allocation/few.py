@@ -16,7 +16,7 @@ from onnxgrail.calibration.quantize.light import storable
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.bits.folded import Codes
-from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of
+from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of, with_initializers
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.machine.amounts import target_of
@@ -67,9 +67,9 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
 
     If weights could have fewer bits and do not, the second result says why.
     """
-    model = prepared.model
     if not recipe.counts_bits:
         return (), ""
+    model = with_initializers(prepared.model)
     if not recipe.chooses_bits:
         plan = plan_of(model, prepared.survey.facts, recipe)
         coded = [rung for rung in _coded(model, plan.forms()) if rung.weight in plan.coded]
@@ -120,7 +120,7 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
 
 def _every(prepared: Prepared, recipe: Recipe) -> tuple[Rung, ...]:
     """Return all weights that may have fewer bits."""
-    model = prepared.model
+    model = with_initializers(prepared.model)
     facts = prepared.survey.facts
     rungs = _rungs(model, [plan_of(model, facts, recipe, {"": level}) for level in LEVELS])
     coded = _coded(model, {rung.weight for rung in rungs}) if recipe.target != "tensorrt" else ()

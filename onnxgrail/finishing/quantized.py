@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import onnx_ir as ir
@@ -16,6 +18,7 @@ from onnxgrail.core import Recipe
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing.by_tool import quantised_by_tool
 from onnxgrail.finishing.verify import verify
+from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
@@ -27,6 +30,7 @@ from onnxgrail.options import WEIGHTS
 from onnxgrail.search.candidates import loss_of
 
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
+MUCH = 0.25  # share of the bytes of weights that layers keep, from which the reason is given
 NO_CONV = ("int8-dynamic",)  # kinds that leave convolutions in float
 
 
@@ -117,12 +121,29 @@ def _slower(spared: Mapping[str, str]) -> str:
 
 def _little(model: ir.Model, entry: Mapping[str, Any]) -> list[str]:
     """Return a note if the file is hardly smaller, with the likely reason."""
-    share, kind = entry["bytes_after"] / entry["bytes_before"], entry["kind"]
+    share = entry["bytes_after"] / entry["bytes_before"]
     if share < LITTLE:
         return []
-    conv = kind in NO_CONV and any(node.op_type == "Conv" for node in model.graph)
-    why = "convolutions stay in float, --quantize int8 has them" if conv else "few of its bytes are weights of layers"
-    return [f"--quantize {kind} leaves {share:.0%} of the bytes: {why}"]
+    return [f"--quantize {entry['kind']} leaves {share:.0%} of the bytes: {why_little(model, entry)}"]
+
+
+def why_little(model: ir.Model, entry: Mapping[str, Any]) -> str:
+    """Return the likely reason why quantization hardly makes a model smaller.
+
+    Args:
+        model: the quantized model.
+        entry: the report's entry on the quantization.
+    """
+    if entry["kind"] in NO_CONV and any(node.op_type == "Conv" for node in model.graph):
+        return "convolutions stay in float, --quantize int8 has them"
+    sizes = Counter[str]()
+    for one in entry["left"]:
+        value = model.graph.initializers.get(one["value"])
+        if value is not None and value.const_value is not None:
+            sizes[one["reason"]] += value.const_value.nbytes
+    why, size = max(sizes.items(), key=itemgetter(1), default=("", 0))
+    large = size >= MUCH * weight_bytes(model)
+    return f"layers keep their numbers: {why}" if why and large else "few of its bytes are weights of layers"
 
 
 def _cut(prepared: Prepared, slim: ir.Model) -> list[Any]:

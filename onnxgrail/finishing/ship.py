@@ -132,17 +132,18 @@ def outgrown(prepared: Prepared, shipped: Shipped, recipe: Recipe) -> tuple[str,
     text = f"the result would take {after:,} bytes, more than the {before:,} of the input; nothing is written"
     if shipped.weights and written_bytes(model) <= before:
         return text, "Give --no-save-as-external-data: names and offsets of weights in a second file take bytes, too"
-    return text, _hint(model, recipe)
+    return text, _hint(shipped, recipe)
 
 
-def _hint(model: ir.Model, recipe: Recipe) -> str:
+def _hint(shipped: Shipped, recipe: Recipe) -> str:
     """Return what makes a result smaller that would take more bytes than the input."""
+    model, entry = shipped.model, shipped.keys["quantization"]
     if recipe.simplify:
         return "Leave out --simplify, which writes repeated constants out"
     if recipe.quantize in quantized.NO_CONV and any(node.op_type == "Conv" for node in model.graph):
         return f"--quantize {recipe.quantize} leaves convolutions in float; --quantize int8 has them too"
-    if recipe.quantize != "none":
-        return "Leave out --quantize: few bytes of this model are weights of layers"
+    if entry is not None and recipe.quantize != "none":
+        return f"Leave out --quantize: {quantized.why_little(model, entry)}"
     if recipe.max_loss is not None:
         return "Give a larger --max-loss: new biases take more bytes than so few units"
     return "Remove more, or choose other blocks; --compensate none writes no new weights"

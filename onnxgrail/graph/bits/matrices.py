@@ -16,6 +16,7 @@ from onnxgrail.graph.stored.packed import BYTE, packed_bits
 from onnxgrail.graph.trace.facts import key
 
 LEAST = 16  # weights of the smallest block
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def stored_bytes(inputs: int, outputs: int, grid: Grid) -> int:
@@ -108,6 +109,12 @@ def _product(graph: ir.Graph, node: ir.Node) -> ir.Node:
     return made
 
 
+def _in_half(node: ir.Node) -> str:
+    """Return the words for a convolution in half precision: in float32 there is a form."""
+    weight = node.inputs[1] if node.op_type in ("Conv", "ConvTranspose") else None
+    return " in half precision" if weight is not None and weight.dtype in HALVES else ""
+
+
 def unpackable(model: ir.Model, known: Mapping[ir.Node, Matrix], fixed: Collection[str]) -> dict[ir.Node, str]:
     """Return the nodes with constant weights that cannot be stored in a few bits, with the reason.
 
@@ -126,5 +133,5 @@ def unpackable(model: ir.Model, known: Mapping[ir.Node, Matrix], fixed: Collecti
             one = refusal(node, known, fixed)
             found |= {} if one is None else {node: one.reason}
         elif node.op_type in WEIGHTED:
-            found[node] = f"{node.op_type} has no form with a few bits per weight"
+            found[node] = f"{node.op_type} has no form with a few bits per weight{_in_half(node)}"
     return found

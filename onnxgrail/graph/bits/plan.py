@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
@@ -32,6 +33,9 @@ NOWHERE: Mapping[str, str] = MappingProxyType({})
 TYPES = (np.float32, np.float16)  # that the kernels compute in
 INSIDE = "its layers lie inside the body of this {}, where weights keep their bits"
 LAST = "a small last layer keeps more bits"
+VECTOR = "its input has one axis"
+CELLS = "recurrent layers keep more bits"
+RECURRENT = ("LSTM", "GRU", "RNN")
 SMALLER = "it would not get smaller"
 SPARED = "the size leaves room for all of its bits"
 
@@ -110,13 +114,25 @@ def by_channel(model: ir.Model, recipe: Recipe) -> bool:
     return recipe.qdq and opset_of(model) < OPSET
 
 
+def with_initializers(model: ir.Model) -> ir.Model:
+    """Return the model with its large constants as initializers, where plans look for weights; a copy if it has nodes.
+
+    Exporters of PaddlePaddle and others write weights as nodes of type Constant.
+    """
+    if not any(node.op_type == "Constant" for node in model.graph):
+        return model
+    made = model.clone()
+    LiftConstantsToInitializersPass()(made)
+    return made
+
+
 def plan_of(
     model: ir.Model, facts: Facts, recipe: Recipe, bits: Mapping[str, int] = NONE, spared: Mapping[str, str] = NOWHERE
 ) -> Plan:
     """Choose the matrices and tables that get smaller.
 
     Args:
-        model: the graph whose nodes will be changed.
+        model: the graph whose nodes will be changed, as `with_initializers` returns it.
         facts: its shapes.
         recipe: kind, form, block size and symmetry.
         bits: by weight, `FLOAT` for those that keep their numbers; a weight without bits has the fewest of these. If
@@ -133,8 +149,7 @@ def plan_of(
     for node in {node for table in looked_up for node in table.products}:
         left.pop(node, None)
     left |= {node: INSIDE.format(node.op_type) for node in model.graph if weights_inside(node)}
-    left |= {node: "its input has one axis" for node in known if _rank(node, facts) == 1}
-    chosen, rows, slower, channels = [], [], list[Matrix](), by_channel(model, recipe)
+    chosen, rows, slower, vectors, channels = [], [], list[Matrix](), list[Matrix](), by_channel(model, recipe)
     windows = convolutions(model)
     heads = set() if bits else _small_heads(known | {node: one for node, one, _ in windows if one is not None})
     windows = [(node, one, LAST) if one and one.weight in heads else (node, one, why) for node, one, why in windows]
@@ -148,9 +163,12 @@ def plan_of(
         if channels or (bits and grid is None):  # a size counts on every weight, whatever its width
             grid = _channels(array, recipe, few)
         why = next((left[node] for node in matrix.nodes if node in left), "") or _why(array, grid)
-        slow = spared.get(origin(matrix.weight), "")
+        vector = VECTOR if any(_rank(node, facts) == 1 for node in matrix.nodes) else ""
+        slow = spared.get(origin(matrix.weight), vector)
         if slow and not why and few < TABLE and array.dtype == np.float32:
             slower.append(matrix)
+        if vector and not why and few <= TABLE:
+            vectors.append(matrix)
         why = why or slow
         if why or grid is None or stored_bytes(matrix.inputs, matrix.outputs, grid) >= array.nbytes:
             left |= {node: left.get(node, why or SMALLER) for node in matrix.nodes}
@@ -168,6 +186,9 @@ def plan_of(
         rows.append((table, grid))
         _check_finite(array, table.weight)
     unpacked, coded = _unpacked(slower, windows if recipe.target != "tensorrt" else (), recipe, bits, left)
+    if recipe.target != "tensorrt":
+        coded |= _recurrent(model, recipe, bits)
+    coded |= {origin(matrix.weight): VECTOR for matrix in vectors if matrix not in {one for one, _ in unpacked}}
     return Plan(
         matrices=tuple(chosen),
         tables=tuple(rows),
@@ -211,6 +232,20 @@ def _unpacked(
         for node in matrix.nodes:
             del left[node]
     return unpacked, coded
+
+
+def _recurrent(model: ir.Model, recipe: Recipe, bits: Mapping[str, int]) -> dict[str, str]:
+    """Return the weights of recurrent layers in 8 bits with the reason, see `Plan.coded`."""
+    found = {}
+    for node in model.graph:
+        for value in node.inputs[1:3] if node.op_type in RECURRENT and not node.domain else ():
+            if value is None or not value.is_initializer() or value.dtype != ir.DataType.FLOAT:
+                continue
+            name = origin(value.name or "")
+            few = bits.get(name, FLOAT) if bits else WEIGHTS.get(recipe.quantize, FLOAT)
+            if few <= TABLE:
+                found[name] = "" if few == TABLE else CELLS
+    return found
 
 
 def _small_heads(known: Mapping[ir.Node, Matrix]) -> set[str]:

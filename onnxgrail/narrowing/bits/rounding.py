@@ -14,7 +14,7 @@ from onnxgrail.calibration.quantize.form import as_judged
 from onnxgrail.calibration.quantize.light import converted, light_of
 from onnxgrail.core import Recipe, Refusal
 from onnxgrail.graph.bits.folded import HALF, Weight, origin
-from onnxgrail.graph.bits.plan import FLOAT, NONE, NOWHERE, SPARED, TABLE, by_channel, plan_of
+from onnxgrail.graph.bits.plan import FLOAT, NONE, NOWHERE, SPARED, TABLE, by_channel, plan_of, with_initializers
 from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy
@@ -100,7 +100,7 @@ def rounded(
     Raises:
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
     """
-    ports = between(prepared.model, slim)
+    ports, slim = between(prepared.model, slim), with_initializers(slim)
     facts = observe(slim, fit(prepared.feed, ports), providers=job.recipe.providers)
     made = copy(slim)
     plan = plan_of(made, facts, job.recipe, bits, spared)

@@ -1,0 +1,102 @@
+"""Weights in nodes of type Constant, and matrices that multiply vectors, are stored in a few bits as others are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxgrail
+from onnxgrail.errors import NothingToCompressError
+from tests.oracle import run
+from tests.tiny import ints, tiny
+
+IMAGES = np.random.default_rng(0).standard_normal((32, 3, 6, 6)).astype(np.float32)
+ROWS = [{"x": row} for row in np.random.default_rng(0).standard_normal((48, 16)).astype(np.float32)]
+
+
+def net(*, nodes: bool) -> ir.Model:
+    """Convolutions and a matrix, whose weights are initializers or nodes, as PaddlePaddle writes them."""
+    model = tiny(
+        "float[N,3,6,6] x => float[] y",
+        "a = Conv(x, w0)\nb = Relu(a)\nc = Conv(b, w1)\nd = Relu(c)\ne = GlobalAveragePool(d)\nf = Flatten(e)\n"
+        "g = MatMul(f, w2)\nh = Relu(g)\ny = MatMul(h, w3)",
+        {"w0": (64, 3, 3, 3), "w1": (64, 64, 3, 3), "w2": (64, 256), "w3": (256, 8)},
+    )
+    for value in list(model.graph.initializers.values()) if nodes else ():
+        node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], name=value.name)
+        value.replace_all_uses_with(node.outputs[0])
+        del model.graph.initializers[value.name]
+        node.outputs[0].name = value.name
+        model.graph.insert_before(model.graph[0], node)
+    return model
+
+
+def small(model: ir.Model, data: Any, folder: Path, **options: Any) -> tuple[int, dict[str, Any], ir.Model]:
+    """The bytes of a result, its report and the result."""
+    path = folder / "small.onnx"
+    result = onnxgrail.compress(model, path, data=data, force=True, **options)
+    return path.stat().st_size, result.report.data, result.model
+
+
+@pytest.mark.parametrize(
+    "options", [{"ratio": 0, "quantize": "int4"}, {"ratio": 0.3, "quantize": "int4"}, {"target_size": "25%"}]
+)
+def test_weights_in_nodes(options: dict[str, Any], tmp_path: Path) -> None:
+    whole, _, _ = small(net(nodes=True), {"x": IMAGES}, tmp_path, ratio=0)
+    size, report, model = small(net(nodes=True), {"x": IMAGES}, tmp_path, **options)
+    same, others, _ = small(net(nodes=False), {"x": IMAGES}, tmp_path, **options)
+    assert size < 0.3 * whole
+    assert abs(size - same) < 0.05 * same
+    entries = [r["quantization"]["matrices"] for r in (report, others)]
+    forms = [{(one["weight"].partition("/")[0], one["bits"]) for one in found} for found in entries]
+    assert forms[0] == forms[1]
+    assert run(model, {"x": IMAGES})["y"].shape == (32, 8)
+
+
+def test_matrices_that_multiply_vectors(tmp_path: Path) -> None:
+    """A policy of a robot, whose input is one observation without a batch."""
+    model = tiny(
+        "float[16] x => float[] y",
+        "a = MatMul(x, w0)\nb = Elu(a)\nc = MatMul(b, w1)\nd = Elu(c)\ny = MatMul(d, w2)",
+        {"w0": (16, 128), "w1": (128, 128), "w2": (128, 3)},
+    )
+    whole, _, _ = small(model, ROWS, tmp_path, ratio=0)
+    size, report, slim = small(model, ROWS, tmp_path, ratio=0, quantize="int4")
+    assert size < 0.4 * whole
+    assert {m["weight"]: m["bits"] for m in report["quantization"]["matrices"]}["w1"] == 4
+    far = [np.abs(run(slim, feed)["y"] - run(model, feed)["y"]).max() for feed in ROWS[:4]]
+    assert max(far) < 0.5 * max(np.abs(run(model, feed)["y"]).max() for feed in ROWS[:4])
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
+def test_recurrent_layers_have_8_bits(layer: str, tmp_path: Path) -> None:
+    gates = {"LSTM": 4, "GRU": 3}[layer]
+    model = tiny(
+        "float[5,N,8] x => float[] y",
+        f"h = {layer}<hidden_size=48>(x, w, r)\ns = Squeeze(h, one)\ny = MatMul(s, out)",
+        {"w": (1, 48 * gates, 8), "r": (1, 48 * gates, 48), "out": (48, 5), "one": ints(1)},
+    )
+    rows = np.random.default_rng(0).standard_normal((5, 32, 8)).astype(np.float32)
+    feeds = [{"x": rows}]
+    whole, _, _ = small(model, feeds, tmp_path, ratio=0)
+    size, report, slim = small(model, feeds, tmp_path, ratio=0, quantize="int4")
+    assert size < 0.4 * whole
+    forms = {one["weight"]: (one["bits"], one["reason"].partition(";")[0]) for one in report["quantization"]["matrices"]}
+    assert forms["w"] == forms["r"] == (8, "recurrent layers keep more bits")
+    assert not report["quantization"]["left"]
+    np.testing.assert_allclose(run(slim, feeds[0])["y"], run(model, feeds[0])["y"], atol=0.2)
+
+
+def test_the_reason_why_a_file_is_hardly_smaller(tmp_path: Path) -> None:
+    model = tiny(
+        "float16[N,3,6,6] x => float16[] y",
+        "a = Conv(x, w0)\nb = Relu(a)\ny = Conv(b, w1)",
+        {"w0": np.ones((64, 3, 3, 3), np.float16), "w1": np.ones((64, 64, 3, 3), np.float16)},
+    )
+    with pytest.raises(NothingToCompressError) as caught:
+        small(model, {"x": IMAGES.astype(np.float16)}, tmp_path, ratio=0, quantize="int4")
+    assert "layers keep their numbers: Conv has no form with a few bits per weight in half" in str(caught.value)
