@@ -208,7 +208,7 @@ WRITTEN = [
         weights={"rows": ints(0, 1), "i": ints(2, 0)[:, None]},
         inputs="float[N,8] k",
         units=(),
-        refused="another tensor of the same width",
+        refused="combined with k, an input of the model",
         note="fixed-updates",
     ),
     Case(

@@ -7,7 +7,7 @@ import numpy as np
 from tests.contract.rule_case import Case
 from tests.tiny import ints, scalar
 
-FULL = "another tensor of the same width that cannot be narrowed"
+GIVEN = "combined with x2, an input of the model, whose size stays"
 
 PLAIN = (
     "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softplus", "Softsign", "HardSwish", "HardSigmoid", "Abs",
@@ -112,7 +112,16 @@ BINARY = [
     Case(op="Add", body="z = Add(h, c)", weights={"c": (1, 8, 1, 1)}, frame="maps", note="map-bias"),
     Case(op="Add", body="z = Add(h, c)", weights={"c": (8, 4, 4)}, frame="maps", note="whole-map"),
     Case(op="Add", body="z = Add(h, c)", weights={"c": (5, 1)}, frame="tokens", note="per-token"),
-    Case(op="Add", body="z = Add(h, x2)", inputs="float[N,8] x2", refused=FULL, units=(), note="input"),
+    Case(op="Add", body="z = Add(h, x2)", inputs="float[N,8] x2", refused=GIVEN, units=(), note="input"),
+    Case(
+        op="Mul",
+        body="s = Slice(x2, start, end, two)\nt = Squeeze(s, two)\nz = Mul(h, t)",
+        weights={"start": ints(0), "end": ints(1), "two": ints(2)},
+        inputs="float[N,8,2] x2",
+        refused=GIVEN,
+        units=(),
+        note="part-of-an-input",
+    ),
     Case(op="Add", body="z = Add(h, x2)", inputs="float[N,1] x2", note="narrow-input"),
     Case(op="Mul", body="z = Mul(h, h)", note="square"),
     Case(op="Mul", body="s = Sigmoid(h)\nz = Mul(s, h)", note="silu"),

@@ -85,7 +85,8 @@ def test_recurrent_layers_have_8_bits(layer: str, tmp_path: Path) -> None:
     whole, _, _ = small(model, feeds, tmp_path, ratio=0)
     size, report, slim = small(model, feeds, tmp_path, ratio=0, quantize="int4")
     assert size < 0.4 * whole
-    forms = {one["weight"]: (one["bits"], one["reason"].partition(";")[0]) for one in report["quantization"]["matrices"]}
+    entries = report["quantization"]["matrices"]
+    forms = {one["weight"]: (one["bits"], one["reason"].partition(";")[0]) for one in entries}
     assert forms["w"] == forms["r"] == (8, "recurrent layers keep more bits")
     assert not report["quantization"]["left"]
     np.testing.assert_allclose(run(slim, feeds[0])["y"], run(model, feeds[0])["y"], atol=0.2)

@@ -14,6 +14,8 @@ from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
 TABLE = "a table over the last axis, as of a rotary embedding, is shared by all heads: features stay"
+INPUT = "it is combined with {}, an input of the model, whose size stays"
+MOVES = frozenset({"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 UNLABELLED = "it is combined with another tensor of the same width that cannot be narrowed"
 
 
@@ -156,8 +158,19 @@ def _respect(site: Site, shared: _Shared, dynamic: Sequence[Operand], shape: tup
         stuck = [a for a in other.full(current.axes, shape) if shape[a] > 1]
         if other.operand not in shared.owners and stuck and site.letter(other.operand) in "fbiu":
             repeated = chain(site, other.operand)
-            current = _claim(site, current, other, shape) if repeated else site.tie(current, stuck, UNLABELLED)
+            current = _claim(site, current, other, shape) if repeated else site.tie(current, stuck, _fixed(site, other))
     return [] if current is None else [current]
+
+
+def _fixed(site: Site, other: Operand) -> str:
+    """Return the reason why an activation without labels stays; name the input of the model that it holds, if any."""
+    value = site.node.inputs[other.operand]
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in MOVES and not node.domain:
+        value = node.inputs[0]
+        node = value.producer() if value is not None else None
+    given = value is not None and value.is_graph_input()
+    return INPUT.format(value.name) if given and value is not None else UNLABELLED
 
 
 def _claim(site: Site, mark: Mark, other: Operand, shape: tuple[int, ...]) -> Mark | None:
