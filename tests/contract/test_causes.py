@@ -58,6 +58,20 @@ def test_groups_then_a_shuffle() -> None:
     assert found.op == "Conv"
 
 
+def test_channels_that_are_one_unit() -> None:
+    """Each channel is added to the next one, so that all depend on each other; a single channel is another matter."""
+    model = tiny(
+        "float[N,6] x => float[] y, float[] z",
+        "a = MatMul(x, w0)\nb = Slice(a, zero, last, one)\nc = Slice(a, one, end, one)\nd = Add(b, c)\n"
+        "y = MatMul(d, w1)\ne = MatMul(x, v0)\nf = Relu(e)\nz = MatMul(f, v1)",
+        {"w0": (6, 8), "w1": (7, 5), "v0": (6, 1), "v1": (1, 5)}
+        | {"zero": ints(0), "one": ints(1), "last": ints(7), "end": ints(8)},
+    )
+    found = reasons(model)
+    assert found["w0"].reason == "all positions depend on each other, so none can go alone"
+    assert found["v0"].reason == "there is only one channel, and one must stay"
+
+
 def test_modulated_weights() -> None:
     """StyleGAN: a style scales the filters of each sample, and their norm is divided out."""
     model = tiny(

@@ -154,7 +154,7 @@ def test_what_cannot_be_drawn():
     with pytest.raises(DataError, match="declares no shape"):
         shapes(("x", F32, None))
     graph = model("g (string[N] x) => (string[N] y) { y = Identity(x) }")
-    with pytest.raises(DataError, match="cannot be random"):
+    with pytest.raises(DataError, match="holds text, which cannot be random"):
         draw(graph)
 
 

@@ -119,7 +119,8 @@ def _plan(model: ir.Model, entry: Input, sized: Sized) -> Draw:
     shape, name = sized.shapes[entry.name], entry.name.lower()
     _check_size(entry, shape)
     if entry.dtype.kind not in "biuf" and not is_float(entry.dtype):
-        raise DataError(f"input {entry.name!r} holds {entry.dtype} values, which cannot be random", hint="Give --data")
+        kind = "text" if entry.dtype.kind in "OSU" else f"{entry.dtype} values"
+        raise DataError(f"input {entry.name!r} holds {kind}, which cannot be random", hint="Give --data")
     if entry.dtype.kind == "b" or "mask" in name:
         return Draw(entry=entry, shape=shape, fill="ones")
     if is_float(entry.dtype) or is_past(entry):

@@ -16,9 +16,9 @@ import onnx_ir as ir
 from onnxgrail.core import INNER, Block, Ints, Kind, Probe, Refusal, Role, Slot
 from onnxgrail.graph.flatten.inner import layers_inside
 from onnxgrail.graph.rotate.marked import INSIDE, LINEAR, MARK, is_rotated
-from onnxgrail.graph.trace.causes import cause
+from onnxgrail.graph.trace.causes import TIED, cause
 from onnxgrail.graph.trace.facts import key
-from onnxgrail.graph.trace.flow import Flow, Use
+from onnxgrail.graph.trace.flow import ONE, Flow, Use
 from onnxgrail.graph.trace.labels import Mark
 from onnxgrail.graph.trace.scopes import common_scope, scope
 from onnxgrail.graph.trace.survey import Operand, Survey
@@ -63,7 +63,8 @@ def group(flow: Flow, model: ir.Model) -> Survey:
         if "producer" not in roles or ("consumer" not in roles and stuck is None):
             continue
         if stuck is None and len(roots) < 2:
-            stuck = Refusal(value=members[0].value, node="", op="", reason="there is only one unit, and one must stay")
+            many = max(count for _, count in signature) > 1
+            stuck = Refusal(value=members[0].value, node="", op="", reason=TIED if many else ONE)
         if stuck is not None:
             made = [m.roots for m in members if m.role == "producer"]
             first = next(m for m in members if m.role == "producer")
