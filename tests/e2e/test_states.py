@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,44 @@ DIRECT = """
     s, next = GRU<hidden_size=16>(x, w, r, b, , state)
     f = Squeeze(s, second)
     y = MatMul(f, v)
+"""
+UNROLLED = """
+    h4 = Slice(state, front, back, last)
+    c4 = Slice(state, back, end, last)
+    h = Squeeze(h4, last)
+    c = Squeeze(c4, last)
+    gx = MatMul(x, w)
+    gh = MatMul(h, r)
+    g0 = Add(gx, gh)
+    g1 = Add(g0, b)
+    i, f, g, o = Split<axis=1, num_outputs=4>(g1)
+    si = Sigmoid(i)
+    sf = Sigmoid(f)
+    tg = Tanh(g)
+    so = Sigmoid(o)
+    old = Mul(sf, c)
+    new = Mul(si, tg)
+    cn = Add(old, new)
+    tc = Tanh(cn)
+    hn = Mul(so, tc)
+    y = MatMul(hn, v)
+    h5 = Unsqueeze(hn, last)
+    c5 = Unsqueeze(cn, last)
+    next = Concat<axis=2>(h5, c5)
+"""
+APART = """
+    gx = MatMul(x, w)
+    gh = MatMul(state, r)
+    g0 = Add(gx, gh)
+    g1 = Add(g0, b)
+    z0, n0 = Split<axis=1, num_outputs=2>(g1)
+    z = Sigmoid(z0)
+    n = Tanh(n0)
+    u = Sub(whole, z)
+    old = Mul(z, state)
+    new = Mul(u, n)
+    next = Add(old, new)
+    y = MatMul(next, v)
 """
 CACHE = """
     a = Conv(x, w1)
@@ -59,6 +98,28 @@ def recurrent(kind: str) -> tuple[ir.Model, dict[str, Any], tuple[int, ...]]:
     return model, {"x": (3, 2, 6)}, (layers, 2, UNITS)
 
 
+def written_out(body: str) -> tuple[ir.Model, dict[str, Any], tuple[int, ...]]:
+    """A step with gates as nodes, in which half of the units never leave zero."""
+    rng, gates = np.random.default_rng(0), 4 if body is UNROLLED else 2
+    alive = np.arange(UNITS) % 2 == 0
+    columns = np.tile(alive, gates)
+    arrays = {
+        "w": rng.normal(size=(6, gates * UNITS)) * columns,
+        "r": rng.normal(size=(UNITS, gates * UNITS)) * columns * alive[:, None] / 4,
+        "b": rng.normal(size=gates * UNITS) * columns,
+        "whole": np.ones(1),
+    }
+    numbers = {"front": ints(0), "back": ints(1), "end": ints(2), "last": ints(2)}
+    given = {**{name: array.astype(np.float32) for name, array in arrays.items()}, **numbers, "v": (UNITS, 4)}
+    shape = (UNITS, 2) if body is UNROLLED else (UNITS,)
+    model = tiny(
+        f"float[N,6] x, float[N,{','.join(map(str, shape))}] state => float[] y, float[] next",
+        body,
+        {name: weight for name, weight in given.items() if re.search(rf"\b{name}\b", body)},
+    )
+    return model, {"x": (2, 6)}, (2, *shape)
+
+
 def convolution() -> tuple[ir.Model, dict[str, Any], tuple[int, ...]]:
     """Two convolutions with a cache of two steps between them; half of the channels are dead."""
     rng = np.random.default_rng(0)
@@ -71,7 +132,13 @@ def convolution() -> tuple[ir.Model, dict[str, Any], tuple[int, ...]]:
     return model, {"x": (2, 6, 5)}, (2, UNITS, 2)
 
 
-CASES = {"lstm": lambda: recurrent("lstm"), "gru": lambda: recurrent("gru"), "conv": convolution}
+CASES = {
+    "lstm": lambda: recurrent("lstm"),
+    "gru": lambda: recurrent("gru"),
+    "conv": convolution,
+    "lstm written out": lambda: written_out(UNROLLED),
+    "gates written out": lambda: written_out(APART),
+}
 
 
 def streamed(model: bytes, shape: tuple[int, ...], state: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:

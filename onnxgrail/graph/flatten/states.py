@@ -1,12 +1,13 @@
 """Streamed states: model inputs that a step reads, with outputs that return their next value.
 
-The state of a recurrent layer has the layer's hidden units on its last axis; the cache of a streamed convolution has
-channels on its second axis.  Both are part of a model's interface, so they lose channels only if the caller allows it.
+The state of a recurrent layer has the layer's hidden units on its last axis, also where its step is written out with
+gates; the cache of a streamed convolution has channels on its second axis.  Both are part of a model's interface, so
+they lose channels only if the caller allows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from onnxgrail.graph.trace.labels import Mark
 STATE = "its state is an input and an output of the model; --kv-io narrows the interface too"
 SAME = frozenset({"Identity", "Cast", "Slice", "Split", "Concat", "Pad"})
 RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+GATES = frozenset({"Sigmoid", "HardSigmoid"})
 LIMIT = 256  # nodes visited per input
 
 
@@ -39,18 +41,28 @@ class _Step:
     joined: frozenset[int] = frozenset()
 
 
+_Reading = Callable[[ir.Node, int, _Step, Facts], int | None]
+
+
 def state_axes(model: ir.Model, facts: Facts) -> dict[str, int]:
     """Return the channel axis of every input that is a state: an output of the same shape returns its next value."""
     outputs = {facts.shapes.get(value.name or "") for value in model.graph.outputs}
     found = {}
+    others = []
     for value in model.graph.inputs:
         name = value.name or ""
         shape = facts.shapes.get(name)
         if shape is None or name in facts.constants or facts.dtypes[name].kind in "iub" or shape not in outputs:
             continue
-        axis = _channel_axis(value, len(shape), facts)
-        if axis is not None:
+        axis = _channel_axis(value, len(shape), facts, (_of_layer, _of_gate))
+        if axis is None:
+            others.append((value, shape))
+        else:
             found[name] = axis
+    same = {facts.shapes[name]: axis for name, axis in found.items()}  # the output that gates let through, beside cells
+    for value, shape in others:
+        if shape in same and _channel_axis(value, len(shape), facts, (_of_product,)) == same[shape]:
+            found[value.name or ""] = same[shape]
     return found
 
 
@@ -78,22 +90,43 @@ def _same(flow: Flow, found: Ints, labels: Ints) -> bool:
     return found.shape == labels.shape and np.array_equal(flow.labels.find(found), flow.labels.find(labels))
 
 
-def _channel_axis(value: ir.Value, rank: int, facts: Facts) -> int | None:
-    """Return the axis of an input that a recurrent layer reads as hidden units or a convolution as channels."""
+def _channel_axis(value: ir.Value, rank: int, facts: Facts, readings: Sequence[_Reading]) -> int | None:
+    """Return the axis of an input whose positions a node reads as channels, in one of these ways."""
     queue, seen = [_Step(value, tuple(range(rank)))], 0
     while queue and seen < LIMIT:
         step = queue.pop(0)
         for node, slot in step.value.uses():
             seen += 1
-            axis = None
-            if slot in RECURRENT.get(node.op_type, ()) and not node.domain:
-                axis = step.axes[-1]
-            elif node.op_type in ("Conv", "ConvTranspose") and slot == 0 and step.joined and len(step.axes) > 1:
-                axis = step.axes[1]
-            if axis is not None and axis not in step.joined:
+            axes = () if node.domain else [reading(node, slot, step, facts) for reading in readings]
+            axis = next((a for a in axes if a is not None and a not in step.joined), None)
+            if axis is not None:
                 return axis
             queue += _beyond(node, slot, step, facts)
     return None
+
+
+def _of_layer(node: ir.Node, slot: int, step: _Step, facts: Facts) -> int | None:  # noqa: ARG001
+    """Return the hidden units of a recurrent layer, or the channels that a streamed convolution reads."""
+    if slot in RECURRENT.get(node.op_type, ()):
+        return step.axes[-1]
+    streamed = node.op_type in ("Conv", "ConvTranspose") and slot == 0 and step.joined and len(step.axes) > 1
+    return step.axes[1] if streamed else None
+
+
+def _of_gate(node: ir.Node, slot: int, step: _Step, facts: Facts) -> int | None:  # noqa: ARG001
+    """Return the units of a cell written out: a gate, or one minus a gate, multiplies its state."""
+    other = node.inputs[1 - slot] if node.op_type == "Mul" else None
+    maker = other.producer() if other is not None else None
+    if maker is not None and maker.op_type == "Sub":
+        given = maker.inputs[1]
+        maker = given.producer() if given is not None else None
+    return step.axes[-1] if step.axes and maker is not None and maker.op_type in GATES else None
+
+
+def _of_product(node: ir.Node, slot: int, step: _Step, facts: Facts) -> int | None:
+    """Return the features that a constant matrix multiplies."""
+    fits = slot == 0 and node.op_type in ("MatMul", "Gemm") and name_of(node, 1) in facts.constants
+    return step.axes[-1] if fits and step.axes and not integer(node, "transA") else None
 
 
 def _beyond(node: ir.Node, slot: int, step: _Step, facts: Facts) -> list[_Step]:

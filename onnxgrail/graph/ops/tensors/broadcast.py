@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxgrail.graph.flatten.states import STATE
 from onnxgrail.graph.ops.tensors.repeated import chain, claim
 from onnxgrail.graph.rotate.marked import PICKED
 from onnxgrail.graph.trace.causes import UNALIGNED
@@ -169,8 +170,9 @@ def _fixed(site: Site, other: Operand) -> str:
     while node is not None and node.op_type in MOVES and not node.domain:
         value = node.inputs[0]
         node = value.producer() if value is not None else None
-    given = value is not None and value.is_graph_input()
-    return INPUT.format(value.name) if given and value is not None else UNLABELLED
+    if value is None or not value.is_graph_input():
+        return UNLABELLED
+    return STATE if value.name in site.flow.state_axes else INPUT.format(value.name)
 
 
 def _claim(site: Site, mark: Mark, other: Operand, shape: tuple[int, ...]) -> Mark | None:
