@@ -238,6 +238,7 @@ CONV = [
         frame="maps",
         note="channels",
     ),
+    Case(op="Crop", body="z = Crop<border=[1,1,1,1]>(h)", frame="maps", opset=7),
     Case(op="Upsample", body="z = Upsample(h, s)", weights={"s": np.float32([1, 1, 2, 2])}, frame="maps", opset=9),
     Case(op="DepthToSpace", body="z = DepthToSpace<blocksize=2>(h)", width=2, units=(2,), frame="maps", note="DCR"),
     Case(

@@ -140,6 +140,7 @@ def narrow_conv(cut: Cut) -> None:
 
 @rule(
     "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "Resize", "Upsample",
+    "Crop",  # of the first opsets, as Core ML converters write it
 )  # fmt: skip
 def spatial(site: Site) -> None:
     """Pass axis 1."""

@@ -20,6 +20,7 @@ UNLIKE = "the branches of {} make tensors of different shapes"
     "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softplus", "Softsign", "HardSwish", "HardSigmoid", "Clip",
     "Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Cast", "Identity", "Dropout", "Elu", "Selu", "Celu", "Mish",
     "Swish", "Not", "IsNaN", "IsInf", "Sin", "Cos", "Tan", "Sign", "Floor", "Ceil", "Round", "ThresholdedRelu",
+    "Affine", "ParametricSoftplus", "ScaledTanh",  # of the first opsets, as Core ML converters write them
     "Shrink", "BitwiseNot",
     "CastLike", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh",
 )  # fmt: skip
