@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.next_token import predicted
-from onnxgrail.calibration.feeds.signature import padding_mask
+from onnxgrail.calibration.feeds.signature import padding_mask, takes_vectors
 from onnxgrail.calibration.runtime.session import USUAL, Session, Setup, open_session
 from onnxgrail.core import Feed, Labels
 from onnxgrail.fidelity import Clues, Tally, clues_of
@@ -47,11 +47,13 @@ class Comparer:
         clues: known facts about the inputs.
         text: the input whose next tokens the model predicts, None if there is none.
         lists: finds outputs whose length depends on the values of the inputs.
+        vectors: the inputs have no axis that counts samples.
     """
 
     clues: Clues
     text: str | None
     lists: Lists
+    vectors: bool = False
 
     def add(self, tally: Tally, fed: Fed, wanted: Feed, got: Feed, ports: Sequence[Port]) -> None:
         """Add one feed to a tally; padded tokens are left out.
@@ -65,7 +67,7 @@ class Comparer:
         """
         feed, labels = fed
         goals = Goals(labels=labels, tokens=None if self.text is None else feed[self.text])
-        single = all(array.ndim == 0 or len(array) == 1 for array in feed.values())
+        single = self.vectors or all(array.ndim == 0 or len(array) == 1 for array in feed.values())
         one, two = self.lists.leveled(feed, fit(wanted, ports), got)
         tally.add(one, two, mask=padding_mask(feed), goals=goals, single=single)
 
@@ -84,7 +86,8 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     looked = texts and not synthetic and labels is None
     text = predicted(reference, feed, wanted) if looked else None
     clues = clues_of(feed, text=text, known=looked, synthetic=synthetic)
-    return Comparer(clues, text, Lists(open_axes(reference.shapes), clues.lists))
+    lists, vectors = Lists(open_axes(reference.shapes), clues.lists), takes_vectors(reference.given.values())
+    return Comparer(clues, text, lists, vectors)
 
 
 def run_both(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxgrail.calibration.branching import look_once
+from onnxgrail.calibration.feeds.signature import samples_of, signature_of
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import counting
@@ -30,5 +31,4 @@ def counted_macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int |
     survey = trace(flat, facts)
     if any(bodies(node) and key(node) not in survey.repeated for node in flat.graph):
         return None
-    sizes = {a.shape[0] for a in feed.values() if a.ndim}
-    return counting.macs(flat, survey) // (sizes.pop() if len(sizes) == 1 else 1)
+    return counting.macs(flat, survey) // samples_of(feed, signature_of(model))

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.branching import Maker
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, few, ungated
+from onnxgrail.calibration.feeds.signature import samples_of, signature_of
 from onnxgrail.calibration.metric import Metric
 from onnxgrail.core import Array, Floats
 from onnxgrail.graph.cost import counting
@@ -94,7 +95,7 @@ class Prepared:
     @property
     def samples(self) -> int:
         """Return the number of samples in the probe feed: the common first axis, 1 if there is none."""
-        return samples_of(self.feed)
+        return samples_of(self.feed, signature_of(self.model))
 
     def as_written(self) -> Prepared:
         """Return a copy with the graph as in the file, for code that does not follow channels into branches."""
@@ -113,12 +114,6 @@ class Prepared:
         """Return a warning if the data hold too few samples for reliable statistics, '' otherwise."""
         held = self.held_out
         return self.batches.scarce(0 if held is None or held.own else held.batches.samples)
-
-
-def samples_of(feed: Mapping[str, Array]) -> int:
-    """Return the number of samples in a feed: the common first axis, 1 if there is none."""
-    sizes = {array.shape[0] for array in feed.values() if array.ndim}
-    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def rounds(prepared: Prepared) -> bool:
@@ -145,8 +140,9 @@ def judged_by(prepared: Prepared) -> dict[str, Any]:
     if held is not None:
         return {"on": "held-out", **held_out_entry(held)}
     batches = prepared.judges
-    on = "random" if batches.synthetic else "calibration"
-    return {"on": on, "asked": prepared.asked, "source": batches.source, "samples": sum(map(samples_of, batches))}
+    on, signature = "random" if batches.synthetic else "calibration", signature_of(prepared.model)
+    count = sum(samples_of(feed, signature) for feed in batches)
+    return {"on": on, "asked": prepared.asked, "source": batches.source, "samples": count}
 
 
 def held_out_entry(held: HeldOut) -> dict[str, Any]:

@@ -57,13 +57,32 @@ def test_weights_in_nodes(options: dict[str, Any], tmp_path: Path) -> None:
     assert run(model, {"x": IMAGES})["y"].shape == (32, 8)
 
 
-def test_matrices_that_multiply_vectors(tmp_path: Path) -> None:
-    """A policy of a robot, whose input is one observation without a batch."""
-    model = tiny(
-        "float[16] x => float[] y",
+def policy(shape: str) -> ir.Model:
+    """A policy of a robot, whose input is one observation, with a batch or without."""
+    return tiny(
+        f"float[{shape}] x => float[] y",
         "a = MatMul(x, w0)\nb = Elu(a)\nc = MatMul(b, w1)\nd = Elu(c)\ny = MatMul(d, w2)",
         {"w0": (16, 128), "w1": (128, 128), "w2": (128, 3)},
     )
+
+
+def test_matrices_that_multiply_vectors_are_fitted(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"ratio": 0.3, "compensate": "best"}
+    _, report, slim = small(policy("16"), ROWS, tmp_path, **options)
+    rows = [{"x": feed["x"][None]} for feed in ROWS]
+    _, others, same = small(policy("1,16"), rows, tmp_path, **options)
+    assert report["refits"] == others["refits"]
+    assert [fit["weight"] for fit in report["refits"]] == ["w1", "w2"]
+    for key in ("samples", "notes"):
+        assert report["calibration"][key] == others["calibration"][key]
+    assert report["verification"] == others["verification"]
+    assert report["model"]["macs_before"] == others["model"]["macs_before"] == 16 * 128 + 128 * 128 + 128 * 3
+    for name, value in same.graph.initializers.items():
+        np.testing.assert_array_equal(slim.graph.initializers[name].const_value.numpy(), value.const_value.numpy())
+
+
+def test_matrices_that_multiply_vectors(tmp_path: Path) -> None:
+    model = policy("16")
     whole, _, _ = small(model, ROWS, tmp_path, ratio=0)
     size, report, slim = small(model, ROWS, tmp_path, ratio=0, quantize="int4")
     assert size < 0.4 * whole

@@ -25,6 +25,7 @@ from onnxgrail.calibration.feeds.signature import (
     check_integers,
     count_bad,
     describe,
+    takes_vectors,
 )
 from onnxgrail.calibration.feeds.taking import Take, gathered, rows_in, samples_in, unstacked
 from onnxgrail.core import Array, Feed, Ints
@@ -147,7 +148,9 @@ def _ready_apart(batches: Batches, apart: int | None, asked: int | None, seed: i
 
 
 def fixed_batch(signature: Signature) -> int | None:
-    """Return the batch size that the model prescribes; None if it is open or the inputs disagree."""
+    """Return the batch size that the model prescribes; None if it is open, there is none, or inputs disagree."""
+    if takes_vectors(entry.shape for entry in signature):
+        return None
     sizes = {entry.shape[0] for entry in signature if entry.shape}
     numbers = {size for size in sizes if isinstance(size, int)}
     return numbers.pop() if len(numbers) == 1 else None

@@ -43,6 +43,26 @@ class Input:
 Signature = tuple[Input, ...]
 
 
+def takes_vectors(shapes: Iterable[Sequence[Any] | None]) -> bool:
+    """Return True if no axis of a model's inputs counts samples: they are numbers and vectors of fixed sizes.
+
+    Args:
+        shapes: declared shape of every input.
+    """
+    known = [(None,) * 2 if shape is None else tuple(shape) for shape in shapes]
+    sizes = [shape[0] for shape in known if shape]
+    fixed = all(len(shape) < 2 for shape in known) and all(isinstance(size, int) for size in sizes)
+    return fixed and max(sizes, default=1) > 1
+
+
+def samples_of(feed: Mapping[str, Array], signature: Signature) -> int:
+    """Return the number of samples in a feed: the common first axis, 1 if there is none."""
+    if takes_vectors(entry.shape for entry in signature):
+        return 1
+    sizes = {array.shape[0] for array in feed.values() if array.ndim}
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
 def signature_of(model: ir.Model) -> Signature:
     """Return the inputs a feed must provide, in graph order, without inputs that have a default value (initializers).
 

@@ -52,7 +52,7 @@ class Session:
         inputs: names of the inputs that a feed must hold.
         output_names: names of the outputs of `run`, in order.
         types: ONNX Runtime's type of each output, such as `tensor(float)`.
-        shapes: declared shape of each output; open sizes are names or None.
+        shapes: declared shape of each output; open sizes are names or None. given: of each input.
         providers: execution providers that the session actually has.
     """
 
@@ -60,6 +60,7 @@ class Session:
         self._handle = handle
         self.types: dict[str, str] = {o.name: o.type for o in handle.get_outputs()}
         self.shapes: dict[str, list[Any]] = {o.name: list(o.shape) for o in handle.get_outputs()}
+        self.given: dict[str, list[Any]] = {i.name: list(i.shape) for i in handle.get_inputs()}
         self.inputs: tuple[str, ...] = tuple(i.name for i in handle.get_inputs())
         self.output_names = outputs
         self.providers: tuple[str, ...] = tuple(handle.get_providers())

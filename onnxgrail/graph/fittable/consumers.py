@@ -159,7 +159,7 @@ def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
     if any(0 in shape for shape in shapes[1:]):  # an empty sum or an empty output
         return None
     if packed or node.op_type == "MatMul":
-        return ((1, 0) if packed else (0, 1)) if ranks[0] > 1 and ranks[1] == 2 else None
+        return ((1, 0) if packed else (0, 1)) if ranks[0] and ranks[1] == 2 else None
     if node.op_type == "Gemm":
         plain = all(number(node, n, d) == d for n, d in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)))
         return ((1, 0) if number(node, "transB", 0) else (0, 1)) if plain else None
