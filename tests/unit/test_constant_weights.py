@@ -11,6 +11,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail.errors import NothingToCompressError
+from onnxgrail.graph.io.serial import to_bytes
 from tests.oracle import run
 from tests.tiny import ints, tiny
 
@@ -35,7 +36,7 @@ def net(*, nodes: bool) -> ir.Model:
     return model
 
 
-def small(model: ir.Model, data: Any, folder: Path, **options: Any) -> tuple[int, dict[str, Any], ir.Model]:
+def small(model: ir.Model | bytes, data: Any, folder: Path, **options: Any) -> tuple[int, dict[str, Any], ir.Model]:
     """The bytes of a result, its report and the result."""
     path = folder / "small.onnx"
     result = onnxgrail.compress(model, path, data=data, force=True, **options)
@@ -109,6 +110,32 @@ def test_recurrent_layers_have_8_bits(layer: str, tmp_path: Path) -> None:
     assert forms["w"] == forms["r"] == (8, "recurrent layers keep more bits")
     assert not report["quantization"]["left"]
     np.testing.assert_allclose(run(slim, feeds[0])["y"], run(model, feeds[0])["y"], atol=0.2)
+
+
+def test_layers_inside_branches_have_8_bits(tmp_path: Path) -> None:
+    """A network for each of two sample rates, one with weights of its own, one with those of the model around it."""
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 20]>
+        g (float[N,16] x, bool[] slow) => (float[N,4] y) {
+            y = If (slow) <
+                then_branch = one () => (float[N,4] y1) { h1 = MatMul(x, outer) r1 = Relu(h1) y1 = MatMul(r1, last) },
+                else_branch = two () => (float[N,4] y2) {
+                    h2 = MatMul(x, table) r2 = Relu(h2) y2 = MatMul(r2, last) }
+            >
+        }""")
+    rng = np.random.default_rng(0)
+    for name, shape in (("outer", (16, 256)), ("table", (16, 256)), ("last", (256, 4))):
+        tensor = ir.tensor(rng.normal(size=shape).astype(np.float32), name=name)
+        value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(shape))
+        model.graph.register_initializer(value)
+    feeds = [{"x": rng.normal(size=(8, 16)).astype(np.float32), "slow": np.array(k % 2 == 0)} for k in range(8)]
+    content = to_bytes(model)
+    whole, _, _ = small(content, feeds, tmp_path, ratio=0)
+    size, report, slim = small(content, feeds, tmp_path, ratio=0, quantize="int4")
+    assert size < 0.5 * whole
+    reasons = {one["reason"].partition(";")[0] for one in report["quantization"]["matrices"]}
+    assert reasons == {"layers inside branches and loops keep more bits"}
+    far = np.abs(run(slim, feeds[0])["y"] - run(model, feeds[0])["y"]).max()
+    assert 0 < far < 1
 
 
 def test_the_reason_why_a_file_is_hardly_smaller(tmp_path: Path) -> None:
