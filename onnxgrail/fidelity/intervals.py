@@ -29,7 +29,7 @@ def of_count(right: float, count: float) -> tuple[float, float] | None:
     share, square = right / count, Z * Z / count
     middle = (share + square / 2) / (1 + square)
     half = Z * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))  # rounding leaves the share inside
 
 
 def of_samples(

@@ -329,6 +329,13 @@ def test_an_interval_of_counts() -> None:
     assert of_count(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
 
 
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_share_lies_in_its_interval(right: int) -> None:
+    for count in range(1, 500):
+        low, high = of_count(right * count, count) or (2, -1)
+        assert low <= right <= high
+
+
 def test_an_interval_by_resampling_holds_the_mean() -> None:
     rng = np.random.default_rng(0)
     hits = 0
