@@ -84,7 +84,7 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
     kinds = _kinds(prepared, recipe)
     if prepared.batches.synthetic or not rotates(recipe) or not kinds:
         return prepared
-    found = rotatable(prepared.model, prepared.survey.facts, kinds)
+    found = _rotatable(prepared, recipe, kinds)
     if not found.names:
         return _in_bases(prepared, found, {}, recipe)
     with job.clock.stage("rotate"):
@@ -100,6 +100,19 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
         return _in_bases(prepared, replace(whole, refusals=(*whole.refusals, why)), known.arrays, recipe)
 
 
+def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind]) -> Rotatable:
+    """Find what can be turned.
+
+    Where bits count, linear streams keep their basis: what reads another one has numbers of very different sizes, so
+    that fewer bits lose more, and the weights of a stream that stays whole would be judged in a basis they do not get.
+    """
+    found = rotatable(prepared.model, prepared.survey.facts, kinds)
+    others = [name for name in found.names if name not in found.streams or not found.streams[name].linear]
+    if not recipe.counts_bits or len(others) == len(found.names):
+        return found
+    return rotatable(prepared.model, prepared.survey.facts, kinds, others)
+
+
 def rotated_again(prepared: Prepared, names: Collection[str], recipe: Recipe) -> Prepared:
     """Return the model with only some of its bases changed."""
     before = prepared.baseline
@@ -111,7 +124,7 @@ def rotated_again(prepared: Prepared, names: Collection[str], recipe: Recipe) ->
 
 def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
     """Return the model with everything that a recipe would turn marked as turned, to count what it holds."""
-    found = rotatable(prepared.model, prepared.survey.facts, _turned(recipe))
+    found = _rotatable(prepared, recipe, _turned(recipe))
     bases = {name: np.eye(one.width) for name, one in found.streams.items()}
     bases |= {name: one.same for name, one in found.heads.items()}
     return _in_bases(prepared, found, bases, recipe)
