@@ -103,8 +103,8 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
 def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind]) -> Rotatable:
     """Find what can be turned.
 
-    Where bits count, linear streams keep their basis: what reads another one has numbers of very different sizes, so
-    that fewer bits lose more, and the weights of a stream that stays whole would be judged in a basis they do not get.
+    Where bits are chosen beside widths, linear streams keep their basis: most of them stay whole, and then the bits of
+    their weights would be chosen for numbers that the file does not hold.
     """
     found = rotatable(prepared.model, prepared.survey.facts, kinds)
     others = [name for name in found.names if name not in found.streams or not found.streams[name].linear]

@@ -207,5 +207,7 @@ def test_layers_that_write_into_a_turned_stream_are_selected_as_usual() -> None:
 def test_where_bits_count_the_basis_stays() -> None:
     model = bottlenecks()
     model.graph.inputs[0].shape = ir.Shape(["N", 3, 6, 6])
-    result = onnxgrail.compress(model, data=images(), unit_ratio=0.25, round_to=1, quantize="int8-weights")
+    result = onnxgrail.compress(model, data=images(), target_params="70%", round_to=1)
+    assert "" in {block["selector"] for block in result.report.data["blocks"]}
+    result = onnxgrail.compress(model, data=images(), target_size="90%", round_to=1)
     assert {block["selector"] for block in result.report.data["blocks"]} == {"obs"}
