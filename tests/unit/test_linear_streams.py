@@ -126,6 +126,14 @@ def test_a_batch_normalization_goes_into_the_layer_before_it(bias: str) -> None:
     assert all(value.uses() for value in other.graph.initializers.values())
 
 
+def test_a_batch_normalization_goes_into_a_bias_of_two_axes() -> None:
+    body = "g = Gemm(x, w, b)\nh = BatchNormalization(g, s, t, m, v)\ny = MatMul(h, o)"
+    model = tiny("float[5,6] x => float[] y", body, {"w": (6, WIDTH), "b": (1, WIDTH), "o": (WIDTH, 4), **STATISTICS})
+    other, _ = turned(model, invertible())
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    assert [node.op_type for node in other.graph] == ["Gemm", "MatMul"]
+
+
 def test_a_stream_that_is_not_wanted_is_left_as_it_is() -> None:
     model = normalized("")
     found = rotatable(model, observe(model, feed(model)), ("stream",), only=["another"])

@@ -23,6 +23,7 @@ from onnxgrail.graph.rotate.passing import Step, passed
 from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of
 
+BIAS = 2  # operand of a convolution or a Gemm
 EPSILON = 1e-5  # the default of BatchNormalization
 
 
@@ -135,8 +136,8 @@ def _fold(graph: ir.Graph, scale: _Scale, facts: Facts) -> Facts:
         assert array is not None
         along = [-1 if axis == slot.axis % array.ndim else 1 for axis in range(array.ndim)]
         values = array * scale.factor.reshape(along)
-        if shift is not None and array.ndim == 1:
-            values, shift = values + shift, None
+        if shift is not None and slot.operand == BIAS:
+            values, shift = values + shift.reshape(along), None
         values = np.clip(values, -limit, limit).astype(array.dtype)
         sweep(graph, set_operands(graph, [(slot.node, slot.operand)], values, ()))
         name = slot.value.name or ""
@@ -159,6 +160,6 @@ def _with_bias(graph: ir.Graph, scale: _Scale, numbers: Array) -> str:
     """Add a bias to the layer; return its name."""
     node = scale.layer[0].node
     bias = constant(graph, numbers, f"{scale.source.name}/shift")
-    node.resize_inputs(3)
-    node.replace_input_with(2, bias)
+    node.resize_inputs(BIAS + 1)
+    node.replace_input_with(BIAS, bias)
     return bias.name or ""
