@@ -16,7 +16,7 @@ from onnxgrail.finishing.empty import check_gain, nothing
 from onnxgrail.graph.io.mapped import loose, unchanged
 from onnxgrail.graph.io.model_file import external
 from onnxgrail.job.opening import opened
-from onnxgrail.job.places import places_of, reads, target_of
+from onnxgrail.job.places import places_of, reads, target_of, weights_of
 from onnxgrail.job.resume import agree, bind, stats_files
 from onnxgrail.machine.group.sums import SOLO, Group
 from onnxgrail.machine.progress import Progress, silent
@@ -97,9 +97,14 @@ def compress(
     recipe, stored = recipe_of(choices), stats_files(stats, save_stats)
     methods.require(recipe)
     shipping.require(recipe)
-    target = target_of(model, output) if group.rank == 0 and not dry_run else None
+    target = target_of(model, output) if group.rank == 0 else None
     places = places_of(
-        target, save_stats=save_stats, save_recipe=save_recipe, report=report, resume=resume, force=force
+        None if dry_run else target,
+        save_stats=save_stats,
+        save_recipe=save_recipe,
+        report=report,
+        resume=resume,
+        force=force,
     )
     if group.rank == 0:
         used = {"the statistics": stats, "the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
@@ -122,11 +127,11 @@ def compress(
                 return result_of_follower(source, job, decision, slim)
             worked = methods.apply(source, decision, slim, job)
             apart = external(given, save_as_external_data)
-            shipped = shipping.ship(source, decision, slim, job, latency=latency, weights=places.weights(apart))
+            shipped = shipping.ship(source, decision, slim, job, latency=latency, weights=weights_of(target, apart))
             check_gain(source, decision, shipped, job, places)
             with job.clock.stage("write"):
                 written = places.write(shipped.model, job, apart=apart, sources=[given])
                 left_out = places.save_recipe(recipe, data, held_out)
     told = shipped.told(report_of(source, job, decision, shipped.made(worked, written)), left_out)
     places.save_report(told)
-    return Result(report=told, output=target, model=loose(shipped.model), gates_passed=shipped.passes(recipe))
+    return Result(report=told, output=places.output, model=loose(shipped.model), gates_passed=shipped.passes(recipe))

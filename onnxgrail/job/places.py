@@ -150,10 +150,6 @@ class Places:
         folder.finish()
         return written
 
-    def weights(self, apart: bool) -> str:
-        """Return a name as long as that of the file that takes the weights; empty if they stay in the model file."""
-        return weights_name(self.output or Path("model.onnx"), "0" * 64) if apart else ""
-
     def save_recipe(self, recipe: Recipe, data: Any, held_out: Any) -> list[str]:
         """Write the recipe file if requested; return notes on the parts left out."""
         return [] if self.recipe is None else storage.save(self.recipe, recipe, data=data, held_out=held_out)
@@ -179,6 +175,16 @@ def target_of(model: Any, output: Place | None, default: Callable[[Path], Path] 
     if source is not None:
         check_input(source)
     return Path(output) if output is not None else None if source is None else default(source)
+
+
+def weights_of(target: Path | None, apart: bool) -> str:
+    """Return a name as long as that of the file that takes the weights; empty if they stay in the model file.
+
+    Args:
+        target: where the model is written, or would be without `dry_run`; None if it stays in memory.
+        apart: the weights lie in a file of their own.
+    """
+    return weights_name(target or Path("model.onnx"), "0" * 64) if apart else ""
 
 
 def places_of(

@@ -120,12 +120,24 @@ def written_bytes(model: ir.Model, weights: str = "") -> int:
     sizes = {name: array.nbytes for name, array in large.items()}
     sizes |= {v.name or "": held.nbytes for v, held in _weights(model) if isinstance(held, Mapped)}
     apart = _apart(model, proto, weights) if weights else {}
+    inside = {name: len(head(_RAW, size)) + size for name, size in sizes.items() if name not in apart}
+    more = sum(inside.values())
     for tensor in proto.graph.initializer:
-        if tensor.name in sizes and tensor.name not in apart:
+        if tensor.name in inside:
             del tensor.external_data[:]
             tensor.ClearField("data_location")
-    rest: int = proto.ByteSize() + sum(size + -size % ALIGN for size in apart.values())
-    return rest + sum(len(head(_RAW, size)) + size for name, size in sizes.items() if name not in apart)
+            more += _longer_head(_INITIALIZER, tensor.ByteSize(), inside[tensor.name])
+    more += _longer_head(_GRAPH, proto.graph.ByteSize(), more)
+    ends = 0  # of the weights in a file of their own
+    for size in apart.values():
+        ends += -ends % ALIGN + size
+    size_of_graph: int = proto.ByteSize()
+    return size_of_graph + more + ends
+
+
+def _longer_head(field: int, size: int, more: int) -> int:
+    """Return by how many bytes the header of a message grows when the message does."""
+    return len(head(field, size + more)) - len(head(field, size))
 
 
 def _apart(model: ir.Model, proto: onnx.ModelProto, file: str) -> dict[str, int]:
