@@ -48,10 +48,9 @@ def basis_of_layers(moments: Sequence[Floats], products: Sequence[Floats]) -> Fl
     Returns:
         (d, d) invertible matrix B.
     """
-    tiny = np.finfo(np.float64).tiny
-    sizes = [max(float(np.trace(gram)), tiny) for gram in moments]
+    sizes = [max(float(np.trace(gram)), TINY) for gram in moments]
     first = np.asarray(sum(gram / size for gram, size in zip(moments, sizes, strict=True)))
-    outputs = [max(float(np.sum(gram * product)), tiny) for gram, product in zip(moments, products, strict=True)]
+    outputs = [max(float(np.sum(gram * product)), TINY) for gram, product in zip(moments, products, strict=True)]
     second = np.asarray(sum(product * size / out for product, size, out in zip(products, sizes, outputs, strict=True)))
     root, _ = _roots(second + UNREAD * np.trace(second) / len(second) * np.eye(len(second)))
     _, vectors = np.linalg.eigh(root @ first @ root)

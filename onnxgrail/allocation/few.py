@@ -78,7 +78,7 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
         return (), "weights keep their bits: the model is quantized already"
     if recipe.target == "tensorrt" and not recipe.qdq:
         return (), "weights keep their bits: TensorRT has no MatMulNBits; --qdq stores them in a form that it has"
-    rungs = _every(prepared, recipe)
+    rungs = _every(model, prepared, recipe)
     if sum(rung.whole - rung.bytes(rung.least) for rung in rungs) >= LITTLE * weight_bytes(model):
         return rungs, ""
     return (), "weights keep their bits: few bytes of this model are weights of layers and tables that are looked up"
@@ -107,7 +107,8 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
     Raises:
         UsageError: the model has no such weight, or the weight cannot have so many bits.
     """
-    rungs = {rung.weight: rung for rung in _every(prepared, recipe)} if recipe.bits else {}
+    every = _every(with_initializers(prepared.model), prepared, recipe) if recipe.bits else ()
+    rungs = {rung.weight: rung for rung in every}
     for name, number in (recipe.bits or {}).items():
         if name not in rungs:
             text = f"bits name {name!r}, which is no weight that could have fewer bits"
@@ -118,9 +119,8 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
     return {name: (recipe.bits or {}).get(name, FLOAT) for name in rungs}
 
 
-def _every(prepared: Prepared, recipe: Recipe) -> tuple[Rung, ...]:
-    """Return all weights that may have fewer bits."""
-    model = with_initializers(prepared.model)
+def _every(model: ir.Model, prepared: Prepared, recipe: Recipe) -> tuple[Rung, ...]:
+    """Return all weights of the model, as `with_initializers` returns it, that may have fewer bits."""
     facts = prepared.survey.facts
     rungs = _rungs(model, [plan_of(model, facts, recipe, {"": level}) for level in LEVELS])
     coded = _coded(model, {rung.weight for rung in rungs}) if recipe.target != "tensorrt" else ()

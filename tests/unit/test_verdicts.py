@@ -10,7 +10,7 @@ import pytest
 from onnxgrail.core import Array
 from onnxgrail.fidelity import Clues, Fidelity, Tally, Verdict, clues_of, entries, headline
 from onnxgrail.fidelity import tally as tallies
-from onnxgrail.fidelity.intervals import of_count, of_samples
+from onnxgrail.fidelity.intervals import of_count
 from onnxgrail.fidelity.kinds import Part, parts_of
 from onnxgrail.fidelity.words import told
 
@@ -317,36 +317,6 @@ def test_clues() -> None:
     assert (known.ids, known.predicts, dict(known.fed)) == ((2, 7), True, {"state": (2, 3)})
     assert not clues_of(feed, text=None, known=True, synthetic=False).predicts
     assert clues_of(feed, text=None, known=False, synthetic=True).predicts, "nobody knows that it does not"
-
-
-# ------------------------------------------------------------------------------------------------------------ intervals
-
-
-def test_an_interval_of_counts() -> None:
-    """Values of Wilson's interval that are printed in textbooks."""
-    assert of_count(0, 0) is None
-    assert of_count(48, 48) == pytest.approx((0.926, 1.0), abs=1e-3)
-    assert of_count(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-
-
-@pytest.mark.parametrize("right", [0, 1])
-def test_a_share_lies_in_its_interval(right: int) -> None:
-    for count in range(1, 500):
-        low, high = of_count(right * count, count) or (2, -1)
-        assert low <= right <= high
-
-
-def test_an_interval_by_resampling_holds_the_mean() -> None:
-    rng = np.random.default_rng(0)
-    hits = 0
-    for _ in range(100):
-        table = np.stack([rng.exponential(size=60), np.ones(60)], axis=1)
-        low, high = of_samples(table, lambda sums: sums[..., 0] / sums[..., 1], draws=200) or (0.0, 0.0)
-        hits += low < 1 < high
-    assert hits >= 88
-    assert of_samples(np.ones((1, 2)), lambda sums: sums[..., 0]) is None
-    first, second = (of_samples(table, lambda sums: sums[..., 0]) for _ in range(2))
-    assert first == second
 
 
 def test_a_part_has_no_hidden_defaults() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.calibration.feeds.parts import Rows
 from onnxgrail.calibration.shapes.ids import table_rows
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import DataError, ModelError
@@ -55,7 +56,7 @@ def takes_vectors(shapes: Iterable[Sequence[Any] | None]) -> bool:
     return fixed and max(sizes, default=1) > 1
 
 
-def samples_of(feed: Mapping[str, Array], signature: Signature) -> int:
+def samples_of(feed: Mapping[str, Rows], signature: Signature) -> int:
     """Return the number of samples in a feed: the common first axis, 1 if there is none."""
     if takes_vectors(entry.shape for entry in signature):
         return 1

@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxgrail.calibration.feeds.parts import Part
-from onnxgrail.calibration.feeds.signature import Input, Signature, agrees, convert, takes_vectors
+from onnxgrail.calibration.feeds.signature import Input, Signature, agrees, convert, samples_of
 from onnxgrail.core import Array, Feed, Ints, Labels
 
 
 def samples_in(part: Part, signature: Signature) -> int:
-    """Return the number of samples in a ready feed: the common length of the first axes, or 1 if there is none."""
-    if takes_vectors(entry.shape for entry in signature):
-        return 1
-    lengths = {a.shape[0] for a in (part.arrays[e.name] for e in signature) if a.ndim}
-    return max(1, lengths.pop()) if len(lengths) == 1 else 1
+    """Return the number of samples in a ready feed, at least 1; see `samples_of`."""
+    return max(1, samples_of({entry.name: part.arrays[entry.name] for entry in signature}, signature))
 
 
 def rows_in(part: Part, signature: Signature) -> int:
