@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -104,6 +106,7 @@ def test_fewer_channels_are_a_projection(end: str) -> None:
 
 
 WRITER = "g1 = Conv(q1, wp1{bias})\np1 = BatchNormalization(g1, s, t, m, v)"
+SUM = "c = MatMul(x, w)\ng = Add(c, b)"
 STATISTICS: Weights = {"s": (WIDTH,), "t": (WIDTH,), "m": (WIDTH,), "v": np.linspace(0.5, 2, WIDTH, dtype=np.float32)}
 
 
@@ -126,12 +129,28 @@ def test_a_batch_normalization_goes_into_the_layer_before_it(bias: str) -> None:
     assert all(value.uses() for value in other.graph.initializers.values())
 
 
-def test_a_batch_normalization_goes_into_a_bias_of_two_axes() -> None:
-    body = "g = Gemm(x, w, b)\nh = BatchNormalization(g, s, t, m, v)\ny = MatMul(h, o)"
-    model = tiny("float[5,6] x => float[] y", body, {"w": (6, WIDTH), "b": (1, WIDTH), "o": (WIDTH, 4), **STATISTICS})
+def dense(body: str) -> ir.Model:
+    """A matrix, a batch normalization of what it makes, and a matrix that reads it."""
+    text = f"{body}\nh = BatchNormalization(g, s, t, m, v)\ny = MatMul(h, o)"
+    weights = {"w": (6, WIDTH), "b": (1, WIDTH), "o": (WIDTH, 4), **STATISTICS}
+    return tiny(
+        "float[5,6] x => float[] y", text, {name: w for name, w in weights.items() if re.search(rf"\b{name}\b", text)}
+    )
+
+
+@pytest.mark.parametrize(("body", "left"), [("g = Gemm(x, w, b)", ["Gemm"]), (SUM, ["MatMul", "Add"])])
+def test_a_batch_normalization_goes_into_a_bias_of_two_axes(body: str, left: list[str]) -> None:
+    model = dense(body)
     other, _ = turned(model, invertible())
     check_same(run(other, feed(model)), run(model, feed(model)))
-    assert [node.op_type for node in other.graph] == ["Gemm", "MatMul"]
+    assert [node.op_type for node in other.graph] == [*left, "MatMul"]
+
+
+@pytest.mark.parametrize("body", ["g = MatMul(x, w)", "c = MatMul(x, w)\ng = Sub(b, c)"])
+def test_a_batch_normalization_stays_where_nothing_takes_its_shift(body: str) -> None:
+    found = found_in(dense(body))
+    assert not found.streams
+    assert any(node.op_type == "BatchNormalization" for node in found.model.graph)
 
 
 def test_a_stream_that_is_not_wanted_is_left_as_it_is() -> None:

@@ -5,7 +5,7 @@ LayerScale: Touvron et al. 2021, arXiv 2103.17239.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,8 +68,15 @@ def _scale(wall: Wall, facts: Facts, captured: Collection[str]) -> _Scale | None
         return None
     source, factor, shift = found
     layer = _layer(source, wall.axis, facts, captured)
-    direct = layer is not None and layer[0].node is source.producer()
-    return _Scale(node, source, factor, shift, layer) if layer and (shift is None or direct) else None
+    if not layer or (shift is not None and not _takes_shift(source, layer)):
+        return None
+    return _Scale(node, source, factor, shift, layer)
+
+
+def _takes_shift(source: ir.Value, layer: Sequence[Slot]) -> bool:
+    """Return True if what makes a tensor adds a constant, or can: then it also adds another one."""
+    maker = source.producer()
+    return maker is layer[0].node and maker.op_type in ("Conv", "Gemm", "Add")
 
 
 _Affine = tuple[ir.Value, Floats, Floats | None]
@@ -136,7 +143,7 @@ def _fold(graph: ir.Graph, scale: _Scale, facts: Facts) -> Facts:
         assert array is not None
         along = [-1 if axis == slot.axis % array.ndim else 1 for axis in range(array.ndim)]
         values = array * scale.factor.reshape(along)
-        if shift is not None and slot.operand == BIAS:
+        if shift is not None and (slot.operand == BIAS or slot.node.op_type == "Add"):
             values, shift = values + shift.reshape(along), None
         values = np.clip(values, -limit, limit).astype(array.dtype)
         sweep(graph, set_operands(graph, [(slot.node, slot.operand)], values, ()))
