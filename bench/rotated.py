@@ -21,6 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "neurons and heads": {"blocks": ("mlp", "heads")},
     "stream": {"blocks": ("stream",)},
     "stream and neurons": {"blocks": ("mlp", "stream")},
+    "stream, neurons and whole heads": {"blocks": ("mlp", "heads", "stream")},
     "all": {},
     "all, `--allocate uniform`": {"allocate": "uniform"},
 }

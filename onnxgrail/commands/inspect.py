@@ -80,9 +80,9 @@ def inspect(
         prepared = prepare(model, data, Job(recipe=recipe))
         check_unchanged(prepared.model)
         every = unmeasured(prepared, recipe)
-        ranked = any(block.kind == "rank" for block in every.survey.blocks)
-        usual = unmeasured(prepared, replace(recipe, blocks=tuple(OUTER))) if ranked else every
-        inner = unmeasured(prepared, replace(recipe, blocks=INNER))  # in the place of whole heads
+        others = any(block.kind not in OUTER for block in every.survey.blocks)
+        usual = unmeasured(prepared, replace(recipe, blocks=tuple(OUTER))) if others else every
+        inner = unmeasured(prepared, replace(recipe, blocks=INNER))  # also where whole heads can go instead
     forms = {"stream": usual, "embedding": usual, "rank": every, "qk": inner, "vo": inner}
     found = _inspected(usual, path_of(model) or Path("model"), recipe, forms)
     places.save_report(found)

@@ -66,8 +66,12 @@ def _any(*values: object) -> bool:
 
 
 def _turned(recipe: Recipe) -> list[Kind]:
-    """Return the kinds with a basis of their own; where whole heads may go, none is inside heads."""
-    inner = () if "heads" in recipe.blocks else INNER
+    """Return the kinds with a basis of their own, and `heads` if whole heads go where channels inside cannot.
+
+    Channels inside heads lose less, but only those of queries, keys and values together cost as little as no head.
+    """
+    both = {"heads", *INNER}
+    inner = INNER if "heads" not in recipe.blocks else both if both <= {*recipe.blocks} else ()
     return [kind for kind in recipe.blocks if kind in ("stream", "embedding", "rank", *inner)]
 
 
@@ -104,13 +108,19 @@ def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind]) -> Rot
     """Find what can be turned.
 
     Where bits are chosen beside widths, linear streams keep their basis: most of them stay whole, and then the bits of
-    their weights would be chosen for numbers that the file does not hold.
+    their weights would be chosen for numbers that the file does not hold. Heads that a recipe counts keep theirs.
     """
     found = rotatable(prepared.model, prepared.survey.facts, kinds)
-    others = [name for name in found.names if name not in found.streams or not found.streams[name].linear]
-    if not recipe.counts_bits or len(others) == len(found.names):
-        return found
-    return rotatable(prepared.model, prepared.survey.facts, kinds, others)
+    counted = [b for b in prepared.survey.blocks if b.kind == "heads" and b.name in (recipe.widths or {})]
+    weights_of_heads = {slot.initializer for block in counted for slot in block.slots}
+
+    def turns(name: str) -> bool:
+        if name in found.streams:
+            return not (recipe.counts_bits and found.streams[name].linear)
+        return weights_of_heads.isdisjoint(part.value.name for part in found.heads[name].parts)
+
+    wanted = [name for name in found.names if turns(name)]
+    return found if len(wanted) == len(found.names) else rotatable(prepared.model, prepared.survey.facts, kinds, wanted)
 
 
 def rotated_again(prepared: Prepared, names: Collection[str], recipe: Recipe) -> Prepared:

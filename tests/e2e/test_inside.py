@@ -26,6 +26,12 @@ def ids() -> dict[str, Array]:
     return {"ids": np.random.default_rng(3).integers(0, VOCABULARY, (64, 6))}
 
 
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Array]:
+    """Calibration data of models that read activations."""
+    return {"x": np.random.default_rng(0).normal(size=(64, TOKENS, WIDTH)).astype(np.float32)}
+
+
 def blocks_of(result: Any) -> dict[str, tuple[int, int]]:
     """Units and kept units of the blocks inside heads, by kind."""
     return {b["kind"]: (b["units"], b["kept"]) for b in result.report.data["blocks"] if b["kind"] in INNER}
@@ -47,11 +53,35 @@ def test_one_kind_leaves_the_other_whole(kind: Any, ids: dict[str, Array]) -> No
     assert blocks_of(result) == whole | {kind: (whole[kind][0], whole[kind][0] // 2)}
 
 
-def test_whole_heads_leave_no_channels_inside(ids: dict[str, Array]) -> None:
+def test_channels_inside_go_before_whole_heads(ids: dict[str, Array]) -> None:
     result = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5, blocks=("mlp", "heads", *INNER))
-    alone = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5, blocks=("mlp", "heads"))
-    assert not blocks_of(result)
+    alone = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5, blocks=("mlp", *INNER))
+    assert blocks_of(result) == {"qk": (4, 4), "vo": (6, 4)}
     assert numbers(result) == numbers(alone)
+
+
+@pytest.mark.parametrize("kind", INNER)
+def test_one_kind_alone_leaves_whole_heads(kind: Any, rows: dict[str, Array]) -> None:
+    result = onnxgrail.compress(attention(), data=rows, unit_ratio=0.5, blocks=("heads", kind))
+    assert [block["kind"] for block in result.report.data["blocks"]] == ["heads"]
+
+
+def test_whole_heads_go_where_queries_keep_their_channels(rows: dict[str, Array]) -> None:
+    found = [
+        onnxgrail.compress(BENT["normalized"], data=rows, unit_ratio=0.5, round_to=1, blocks=blocks)
+        for blocks in (("heads", *INNER), ("heads",), INNER)
+    ]
+    kinds = [[block["kind"] for block in result.report.data["blocks"]] for result in found]
+    assert kinds == [["heads"], ["heads"], ["vo"]]
+    assert numbers(found[0]) == numbers(found[1])
+
+
+def test_a_width_of_whole_heads_is_kept(rows: dict[str, Array]) -> None:
+    whole = onnxgrail.compress(attention(), data=rows, unit_ratio=0.5, blocks=("heads",))
+    (block,) = whole.report.data["blocks"]
+    again = onnxgrail.compress(attention(), data=rows, widths={block["name"]: block["kept"]})
+    assert numbers(again) == numbers(whole)
+    assert not blocks_of(again)
 
 
 def test_they_go_together_with_the_stream(ids: dict[str, Array]) -> None:
@@ -74,11 +104,11 @@ def test_inspect_names_what_keeps_its_channels() -> None:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_values_of_fused_kernels_lose_channels(name: str) -> None:
-    model, data = KERNELS[name], {"x": np.random.default_rng(0).normal(size=(64, TOKENS, WIDTH)).astype(np.float32)}
-    result = onnxgrail.compress(model, data=data, unit_ratio=0.5, blocks=INNER, round_to=1)
+def test_values_of_fused_kernels_lose_channels(name: str, rows: dict[str, Array]) -> None:
+    model = KERNELS[name]
+    result = onnxgrail.compress(model, data=rows, unit_ratio=0.5, blocks=INNER, round_to=1)
     assert blocks_of(result) == {"vo": (SIZE, SIZE // 2)}
-    got, want = (run(one, data)["y"] for one in (result.model, model))
+    got, want = (run(one, rows)["y"] for one in (result.model, model))
     assert 0 < np.square(got - want).mean() < 0.5 * np.square(want).mean()
     assert "vo" in onnxgrail.inspect(model).shares
 

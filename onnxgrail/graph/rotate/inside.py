@@ -8,7 +8,7 @@ their channels are picked, those that are rotated together as one.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,7 +137,8 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
     Args:
         model: the graph; it is not changed.
         facts: shapes and values.
-        kinds: with `qk` or `vo`, both are found, since heads that stay for one stay for the other.
+        kinds: with `qk` or `vo`, both are found, since heads that stay for one stay for the other. With `heads`, whole
+            heads can go where only one of the two has a free basis, so nothing is found there.
     """
     if not set(INNER) & set(kinds):
         return [], []
@@ -157,7 +158,26 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
                 refusals.append(refused.args[0])
             else:
                 found += [inside] if inside is not None else []
-    return found, refusals
+    return _complete(found) if "heads" in kinds else found, refusals
+
+
+def _complete(found: Iterable[Inside]) -> list[Inside]:
+    """Return queries and keys, and values, of every attention in which both have a free basis."""
+    products = {kind: {inside.node: inside for inside in found if inside.kind == kind} for kind in INNER}
+    pairs = [(_scored(node, products["qk"]), node) for node in products["vo"]]
+    return [one for asked, node in pairs if asked is not None for one in (products["qk"][asked], products["vo"][node])]
+
+
+def _scored(node: ir.Node, products: Container[ir.Node]) -> ir.Node | None:
+    """Return the product of queries and keys that the weights of values come from, through few nodes."""
+    above = [node.inputs[0]]
+    for _ in range(2 * STEPS):
+        before = {value.producer(): None for value in above if value is not None}
+        asked = next((one for one in before if one in products), None)
+        if asked is not None:
+            return asked
+        above = [value for one in before if one is not None for value in one.inputs]
+    return None
 
 
 def _scores(node: ir.Node) -> bool:

@@ -99,8 +99,8 @@ REMOVE = (
     Option(
         "blocks",
         some_of(KINDS, "KINDS"),
-        "Kinds of blocks to narrow: conv, mlp, heads, qk and vo (channels inside heads, of queries and keys and of "
-        "values; used if heads is left out), stream (the channels that residual connections share), embedding (the "
+        "Kinds of blocks to narrow: conv, mlp, heads (where those inside cannot go), qk and vo (channels inside heads, "
+        "of queries and keys and of values), stream (the channels that residual connections share), embedding (the "
         "channels of a table, with a matrix after the lookup; for sizes in parameters or bytes), rank (the channels "
         "between a convolution and one of a single tap, which become two where that costs less).",
         commands=NARROWING,
