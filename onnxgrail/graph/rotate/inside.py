@@ -8,13 +8,14 @@ their channels are picked, those that are rotated together as one.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Refusal
+from onnxgrail.graph.attention import makes_scores, reads_weights, scores_of
 from onnxgrail.graph.attributes import integer, names_of
 from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.rotate.classes import groups_of, positions, spread, units_of
@@ -29,8 +30,6 @@ MOVES = frozenset((*SHAPING, "Identity", "Cast", "CastLike", "Neg", "Split", "Sl
 LAYERS = frozenset(("MatMul", "Gemm", "Conv"))
 FUSED = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention", "PagedAttention", "QAttention"))
 OTHERS = frozenset(("FusedMatMul", "TransposeMatMul", "Einsum"))
-SCALES = ("Mul", "Div", "Add", "Where", "Cast", "Identity", "Reshape", "Clip", "Tanh")  # between scores and a softmax
-STEPS = 8  # most of them
 POSITIONS = "what it reads is rotated by position, normalized, cached, or computed by no weight, so its channels stay"
 BENDS = "its result depends on the basis of channels inside heads"
 CLAIMED = "several products read the same channels inside heads"
@@ -145,7 +144,7 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
     fused = [node for node in model.graph if node.op_type in FUSED]
     refusals = [_refusal(node, QUERIES if weighs(node) else KERNEL) for node in fused]
     others = [node for node in model.graph if node.op_type in OTHERS and not _reads_constants(node, facts)]
-    refusals += [_refusal(node, OTHER) for node in others if _scores(node) or _weighs(node)]
+    refusals += [_refusal(node, OTHER) for node in others if makes_scores(node) or reads_weights(node)]
     if not any(weighs(n) or (n.op_type == "MatMul" and not _reads_constants(n, facts)) for n in model.graph):
         return [], refusals
     finder = _Finder(model, flow_of(model, facts, inside=True))
@@ -164,42 +163,8 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
 def _complete(found: Iterable[Inside]) -> list[Inside]:
     """Return queries and keys, and values, of every attention in which both have a free basis."""
     products = {kind: {inside.node: inside for inside in found if inside.kind == kind} for kind in INNER}
-    pairs = [(_scored(node, products["qk"]), node) for node in products["vo"]]
+    pairs = [(scores_of(node, products["qk"]), node) for node in products["vo"]]
     return [one for asked, node in pairs if asked is not None for one in (products["qk"][asked], products["vo"][node])]
-
-
-def _scored(node: ir.Node, products: Container[ir.Node]) -> ir.Node | None:
-    """Return the product of queries and keys that the weights of values come from, through few nodes."""
-    above = [node.inputs[0]]
-    for _ in range(2 * STEPS):
-        before = {value.producer(): None for value in above if value is not None}
-        asked = next((one for one in before if one in products), None)
-        if asked is not None:
-            return asked
-        above = [value for one in before if one is not None for value in one.inputs]
-    return None
-
-
-def _scores(node: ir.Node) -> bool:
-    """Return True if a softmax follows a node, after scales and masks at most."""
-    value = node.outputs[0]
-    for _ in range(STEPS):
-        readers = [use.node for use in value.uses() if use.node.op_type in (*SCALES, "Softmax")]
-        if not readers or readers[0].op_type == "Softmax":
-            return bool(readers)
-        value = readers[0].outputs[0]
-    return False
-
-
-def _weighs(node: ir.Node) -> bool:
-    """Return True if a softmax, with a mask or a cast at most, computes the first operand of a product."""
-    value = node.inputs[0]
-    for _ in range(STEPS):
-        before = value.producer() if value is not None else None
-        if before is None or before.op_type == "Softmax":
-            return before is not None
-        value = next((v for v in before.inputs[::-1] if v is not None and v.producer()), None)
-    return False
 
 
 def _is_bias(node: ir.Node, operand: int) -> bool:
@@ -253,7 +218,7 @@ class _Finder:
         rank, value = [len(self.facts.shapes.get(name, ())) for name in names], 2 if fused else 1
         wanted = [(own, 0, rank[0] - 1), (own, 1, rank[1] - 2)] if kind == "qk" else [(own, value, rank[value] - 1)]
         if not all(place in self.tables for place in wanted):
-            asked = {"qk": _scores, "vo": _weighs}[kind]
+            asked = {"qk": makes_scores, "vo": reads_weights}[kind]
             if fused or ((own, 1, rank[1] - (1 if kind == "qk" else 2)) not in self.tables and asked(node)):
                 raise _RefusedError(_refusal(node, POSITIONS))
             return None
