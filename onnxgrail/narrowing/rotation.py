@@ -17,6 +17,7 @@ from onnxgrail.algebra.rotation import (
     order_of_pairs,
     unnormed,
 )
+from onnxgrail.allocation.choose import simple
 from onnxgrail.allocation.losses import tells
 from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.branching import look
@@ -55,10 +56,18 @@ def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
     """
     searched = None if recipe.max_loss is None else recipe.minimize
     sized = searched in ("params", "size") or _any(recipe.ratio, recipe.target_params, recipe.target_size)
-    told = tells(prepared, recipe) and recipe.allocate in ("auto", "global") and not recipe.counts_bits
-    counted = told and (sized or searched == "macs" or recipe.target_macs is not None)
+    counted = (
+        _measures(prepared, recipe)
+        and not recipe.counts_bits
+        and (sized or searched == "macs" or recipe.target_macs is not None)
+    )
     fits = {"embedding": sized or recipe.widths is not None, "rank": counted or recipe.widths is not None}
     return [kind for kind in _turned(recipe) if fits.get(kind, True)]
+
+
+def _measures(prepared: Prepared, recipe: Recipe) -> bool:
+    """Return True if widths follow from measured losses."""
+    return not simple(recipe) and tells(prepared, recipe) and recipe.allocate in ("auto", "global")
 
 
 def _any(*values: object) -> bool:
@@ -68,7 +77,7 @@ def _any(*values: object) -> bool:
 def _turned(recipe: Recipe) -> list[Kind]:
     """Return the kinds with a basis of their own, and `heads` if whole heads go where channels inside cannot.
 
-    Channels inside heads lose less, but only those of queries, keys and values together cost as little as no head.
+    Channels inside heads lose less; those of queries, keys and values together make a layer as small as whole heads do.
     """
     both = {"heads", *INNER}
     inner = INNER if "heads" not in recipe.blocks else both if both <= {*recipe.blocks} else ()
@@ -88,7 +97,7 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
     kinds = _kinds(prepared, recipe)
     if prepared.batches.synthetic or not rotates(recipe) or not kinds:
         return prepared
-    found = _rotatable(prepared, recipe, kinds)
+    found = _rotatable(prepared, recipe, kinds, measures=_measures(prepared, recipe))
     if not found.names:
         return _in_bases(prepared, found, {}, recipe)
     with job.clock.stage("rotate"):
@@ -104,20 +113,24 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
         return _in_bases(prepared, replace(whole, refusals=(*whole.refusals, why)), known.arrays, recipe)
 
 
-def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind]) -> Rotatable:
-    """Find what can be turned.
+def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind], *, measures: bool) -> Rotatable:
+    """Find what can be turned, for widths that follow from measured losses or not.
 
     Where bits are chosen beside widths, linear streams keep their basis: most of them stay whole, and then the bits of
-    their weights would be chosen for numbers that the file does not hold. Heads that a recipe counts keep theirs.
+    their weights would be chosen for numbers that the file does not hold. Heads stay whole if a recipe counts them, or
+    if their pairs would have to go in equal shares: these have no basis, and lose more than heads do.
     """
     found = rotatable(prepared.model, prepared.survey.facts, kinds)
+    shares = "heads" in kinds and recipe.widths is None and not measures
     counted = [b for b in prepared.survey.blocks if b.kind == "heads" and b.name in (recipe.widths or {})]
     weights_of_heads = {slot.initializer for block in counted for slot in block.slots}
 
     def turns(name: str) -> bool:
         if name in found.streams:
             return not (recipe.counts_bits and found.streams[name].linear)
-        return weights_of_heads.isdisjoint(part.value.name for part in found.heads[name].parts)
+        inside = found.heads[name]
+        pairs = inside.units is not None and shares
+        return not pairs and weights_of_heads.isdisjoint(part.value.name for part in inside.parts)
 
     wanted = [name for name in found.names if turns(name)]
     return found if len(wanted) == len(found.names) else rotatable(prepared.model, prepared.survey.facts, kinds, wanted)
@@ -134,7 +147,7 @@ def rotated_again(prepared: Prepared, names: Collection[str], recipe: Recipe) ->
 
 def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
     """Return the model with everything that a recipe would turn marked as turned, to count what it holds."""
-    found = _rotatable(prepared, recipe, _turned(recipe))
+    found = _rotatable(prepared, recipe, _turned(recipe), measures=True)
     bases = {name: np.eye(one.width) for name, one in found.streams.items()}
     bases |= {name: one.same for name, one in found.heads.items()}
     return _in_bases(prepared, found, bases, recipe)

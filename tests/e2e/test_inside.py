@@ -14,8 +14,9 @@ from onnxgrail.graph.rotate.inside import POSITIONS
 from tests.contract.attention import SIZE, TOKENS, WIDTH, attention
 from tests.oracle import run
 from tests.prenorm import VOCABULARY, prenorm
-from tests.tiny import numbers
+from tests.tiny import feed, numbers
 from tests.unit.test_inside import BENT, KERNELS
+from tests.unit.test_picked import rotary
 
 INNER = ("qk", "vo")
 
@@ -82,6 +83,17 @@ def test_a_width_of_whole_heads_is_kept(rows: dict[str, Array]) -> None:
     again = onnxgrail.compress(attention(), data=rows, widths={block["name"]: block["kept"]})
     assert numbers(again) == numbers(whole)
     assert not blocks_of(again)
+
+
+@pytest.mark.parametrize("choices", [{"unit_ratio": 0.5}, {"ratio": 0.5, "allocate": "uniform"}])
+def test_pairs_stay_where_all_blocks_lose_an_equal_share(choices: dict[str, Any]) -> None:
+    model = rotary("halves")
+    rows = {name: np.concatenate([array] * 8) for name, array in feed(model).items()}
+    kinds = [
+        {block["kind"] for block in onnxgrail.compress(model, data=rows, **more).report.data["blocks"]}
+        for more in (choices, choices | {"blocks": INNER}, {"ratio": 0.5})
+    ]
+    assert kinds == [{"heads"}, {"qk", "vo"}, {"qk", "vo"}]
 
 
 def test_they_go_together_with_the_stream(ids: dict[str, Array]) -> None:

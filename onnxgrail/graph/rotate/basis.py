@@ -25,7 +25,7 @@ from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.rotate.bridges import bridge, follow, refusal, walls_of
 from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, tables_of
 from onnxgrail.graph.rotate.heads import products_of, rotate_heads
-from onnxgrail.graph.rotate.inside import Inside, insides_of
+from onnxgrail.graph.rotate.inside import Inside, complete, insides_of
 from onnxgrail.graph.rotate.layers import Slot
 from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK, PLAIN
 from onnxgrail.graph.rotate.norms import Norm, norms_of
@@ -87,7 +87,8 @@ def rotatable(
     Args:
         model: the graph; it is not changed.
         facts: shapes and values.
-        kinds: with some of `stream`, `embedding` (for tables), `rank` (for convolutions), `qk` and `vo`.
+        kinds: with some of `stream`, `embedding` (for tables), `rank` (for convolutions), `qk` and `vo`; with `heads`
+            if whole heads can go where only one of the last two has a free basis, which then stays.
         only: names of the bases that are wanted; None for all.
     """
 
@@ -98,7 +99,8 @@ def rotatable(
     if found.refusals:
         found = replace(_found(model, facts, wanted, apart=False), refusals=found.refusals)
     insides, refusals = insides_of(found.model, found.facts, kinds)
-    heads = {inside.name: inside for inside in insides if only is None or inside.name in only}
+    insides = [inside for inside in insides if only is None or inside.name in only]
+    heads = {inside.name: inside for inside in (complete(insides) if "heads" in kinds else insides)}
     return replace(found, heads={**found.heads, **heads}, refusals=(*found.refusals, *refusals))
 
 

@@ -136,8 +136,7 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
     Args:
         model: the graph; it is not changed.
         facts: shapes and values.
-        kinds: with `qk` or `vo`, both are found, since heads that stay for one stay for the other. With `heads`, whole
-            heads can go where only one of the two has a free basis, so nothing is found there.
+        kinds: with `qk` or `vo`, both are found, since heads that stay for one stay for the other.
     """
     if not set(INNER) & set(kinds):
         return [], []
@@ -157,10 +156,10 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
                 refusals.append(refused.args[0])
             else:
                 found += [inside] if inside is not None else []
-    return _complete(found) if "heads" in kinds else found, refusals
+    return found, refusals
 
 
-def _complete(found: Iterable[Inside]) -> list[Inside]:
+def complete(found: Collection[Inside]) -> list[Inside]:
     """Return queries and keys, and values, of every attention in which both have a free basis."""
     products = {kind: {inside.node: inside for inside in found if inside.kind == kind} for kind in INNER}
     pairs = [(scores_of(node, products["qk"]), node) for node in products["vo"]]
