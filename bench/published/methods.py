@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from bench.published import llama
-from bench.published.llama import MATRICES, Array, Ints, Layer, Net
+from bench.published import transformer
+from bench.published.transformer import Array, Ints, Layer, Net
 
 Floats = npt.NDArray[np.float64]
 INPUTS = {"q": "z", "k": "z", "v": "z", "o": "a", "gate": "y", "up": "y", "down": "h"}
@@ -34,25 +34,30 @@ class Dense:
     """The dense network, its calibration data, and per layer the second moments and means of inputs by name."""
 
     net: Net
-    ids: Ints
+    inputs: Array | Ints
     moments: tuple[dict[str, Floats], ...]
     means: tuple[dict[str, Floats], ...]
     influence: tuple[float, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of rows that the moments are means of."""
+        return int(np.prod(self.inputs.shape[:2]))
 
 
 Plans = dict[str, list[Plan]]  # by the choice that the paper leaves open
 
 
-def measured(net: Net, ids: Ints) -> Dense:
+def measured(net: Net, inputs: Array | Ints) -> Dense:
     """Run the dense network once and collect what the methods read."""
     moments, means, influence = [], [], []
-    for _, values in llama.steps(net, ids):
+    for _, values in transformer.steps(net, inputs):
         moments.append({name: moment(values[name]) for name in "zayh"})
-        means.append({name: flat(values[name]).mean(axis=0) for name in "ah"})
+        means.append({name: flat(values[name]).mean(axis=0) for name in "zah"})
         x, out = flat(values["x"]), flat(values["out"])
         cosine = (x * out).sum(-1) / (np.linalg.norm(x, axis=-1) * np.linalg.norm(out, axis=-1))
         influence.append(1 - float(cosine.mean()))
-    return Dense(net=net, ids=ids, moments=tuple(moments), means=tuple(means), influence=tuple(influence))
+    return Dense(net=net, inputs=inputs, moments=tuple(moments), means=tuple(means), influence=tuple(influence))
 
 
 def flat(x: Array) -> Floats:
@@ -87,12 +92,12 @@ def slicegpt(dense: Dense, *, one: bool = False) -> Plans:
     matrices count.  `one` takes the same Q everywhere, from the sum over all norms, so that skips need no matrix.
     """
     net = dense.net
-    channels = net.channels
-    others = net.others - (2 * len(net.layers) + 1) * channels  # norms have no scales any more
-    ends = len(net.embedding) + net.head.shape[1]
-    inner = sum(getattr(layer, name)[0].size for layer in net.layers for name in MATRICES) // channels
+    biases = [bias for layer in net.layers for bias in (layer.bias_q, layer.bias_up)]  # that no rotation narrows
+    fixed = sum(bias.size for bias in (net.bias_head, *biases) if bias is not None)
+    columns = (transformer.parameters(net) - net.others - fixed) // net.channels
+    others = net.others - net.norms  # norms have no scales any more
     skips = 0 if one else 2 * len(net.layers)
-    sizes = {width: others + (ends + inner) * width + skips * width**2 for width in range(1, channels + 1)}
+    sizes = {width: others + fixed + columns * width + skips * width**2 for width in range(1, net.channels + 1)}
     return {
         "": [Plan(params=size, make=partial(sliced, dense, width, others, one=one)) for width, size in sizes.items()]
     }
@@ -101,26 +106,36 @@ def slicegpt(dense: Dense, *, one: bool = False) -> Plans:
 def sliced(dense: Dense, width: int, others: int, *, one: bool) -> Net:
     """Return the network of that width."""
     net = dense.net
+    assert net.head is not None, "the last stream would be an output"
     shared = basis(dense, width) if one else None
-    x = net.embedding[dense.ids]
-    E = principal(moment(llama.normed(net, x)), width) if shared is None else shared
+    x = transformer.entered(net, dense.inputs)
+    E = principal(moment(transformer.normed(net, x)), width) if shared is None else shared
+    start = None if net.start is None else net.start @ E
     embedding, x, layers = net.embedding @ E, x @ E, []
     for layer in net.layers:
         read = {name: (E.T @ getattr(layer, name)[0],) for name in "qkv"}
-        a = llama.mixed(net, replace(layer, **read), llama.normed(net, x))
-        mid, skip_o, F = _turn(net, x, a @ layer.o[0], E, shared)
-        read |= {name: (F.T @ getattr(layer, name)[0],) for name in ("gate", "up")}
-        h = llama.hidden(replace(layer, **read), llama.normed(net, mid))
-        x, skip_down, E = _turn(net, mid, h @ layer.down[0], F, shared)
-        written = {"o": (layer.o[0] @ F,), "down": (layer.down[0] @ E,)}
-        layers.append(replace(layer, **read, **written, skip_o=skip_o, skip_down=skip_down))
-    return llama.widened(net, embedding=embedding, layers=tuple(layers), head=E.T @ net.head, others=others)
+        a = transformer.mixed(net, replace(layer, **read), transformer.normed(net, x))
+        mid, skip_o, F = _turn(net, x, transformer.product(a, layer.o, layer.bias_o), E, shared)
+        read |= {name: (F.T @ getattr(layer, name)[0],) for name in ("gate", "up") if name in layer.matrices}
+        h = transformer.hidden(replace(layer, **read), transformer.normed(net, mid))
+        x, skip_down, E2 = _turn(net, mid, transformer.product(h, layer.down, layer.bias_down), F, shared)
+        written = {"o": (layer.o[0] @ F,), "down": (layer.down[0] @ E2,)}
+        biases = {"bias_o": turned(layer.bias_o, F), "bias_down": turned(layer.bias_down, E2)}
+        layers.append(replace(layer, **read, **written, **biases, skip_o=skip_o, skip_down=skip_down))
+        E = E2
+    changes = {"embedding": embedding, "start": start, "layers": tuple(layers), "head": E.T @ net.head}
+    return transformer.widened(net, **changes, others=others)
+
+
+def turned(bias: Array | None, E: Array) -> Array | None:
+    """Return a bias of the stream in the basis E."""
+    return None if bias is None else bias @ E
 
 
 def basis(dense: Dense, width: int) -> Array:
     """Return the columns of one basis for the inputs of all norms."""
-    *_, (_, values) = llama.steps(dense.net, dense.ids)
-    whole = moment(llama.normed(dense.net, values["out"]))
+    *_, (_, values) = transformer.steps(dense.net, dense.inputs)
+    whole = moment(transformer.normed(dense.net, values["out"]))
     for moments in dense.moments:
         whole = whole + moments["z"] + moments["y"]
     return principal(whole, width)
@@ -131,7 +146,7 @@ def _turn(net: Net, x: Array, added: Array, E: Array, shared: Array | None) -> t
     if shared is not None:
         return x + added @ shared, None, shared
     whole = x @ E.T + added
-    F = principal(moment(llama.normed(net, whole)), E.shape[1])
+    F = principal(moment(transformer.normed(net, whole)), E.shape[1])
     return whole @ F, E.T @ F, F
 
 
@@ -150,23 +165,24 @@ def svd_llm(dense: Dense, *, update: bool = False) -> Plans:
     (U √Σ)(√Σ Vᵀ S⁻¹); all matrices get the same ratio.  `update` fits U in closed form to the inputs that the truncated
     layers upstream give (the local update of the first versions of the paper).
     """
-    shapes = {name: getattr(dense.net.layers[0], name)[0].shape for name in MATRICES}
-    fixed = dense.net.embedding.size + dense.net.head.size + dense.net.others
+    layers = dense.net.layers
+    shapes = {name: getattr(layers[0], name)[0].shape for name in layers[0].matrices}
+    fixed = transformer.parameters(dense.net) - len(layers) * sum(m * n for m, n in shapes.values())
     plans = []
     for step in range(1, STEPS + 1):
         ranks = {name: max(1, step * m * n // ((m + n) * STEPS)) for name, (m, n) in shapes.items()}
-        size = fixed + len(dense.net.layers) * sum(ranks[name] * (m + n) for name, (m, n) in shapes.items())
+        size = fixed + len(layers) * sum(ranks[name] * (m + n) for name, (m, n) in shapes.items())
         plans.append(Plan(params=size, make=partial(factored, dense, ranks, update=update)))
     return {"": plans}
 
 
 def factored(dense: Dense, ranks: dict[str, int], *, update: bool) -> Net:
     """Return the network with factors of those ranks."""
-    net, layers, x = dense.net, [], dense.net.embedding[dense.ids]
+    net, layers, x = dense.net, [], transformer.entered(dense.net, dense.inputs)
     for layer, moments in zip(net.layers, dense.moments, strict=True):
         new = layer
         for part in ("z", "a", "y", "h"):
-            names = [name for name in MATRICES if INPUTS[name] == part]
+            names = [name for name in layer.matrices if INPUTS[name] == part]
             values = _part(net, new, x, part) if update else None
             for name in names:
                 first, second = whitened(getattr(layer, name)[0].astype(np.float64), moments[part], ranks[name])
@@ -174,22 +190,22 @@ def factored(dense: Dense, ranks: dict[str, int], *, update: bool) -> Net:
                     second = fitted(first, moment(values), getattr(layer, name)[0])
                 new = replace(new, **{name: (first.astype(np.float32), second.astype(np.float32))})
         layers.append(new)
-        a = llama.mixed(net, new, llama.normed(net, x))
-        mid = llama.after_heads(new, x, a)
-        x = llama.after_mlp(new, mid, llama.hidden(new, llama.normed(net, mid)))
-    return llama.widened(net, layers=tuple(layers))
+        a = transformer.mixed(net, new, transformer.normed(net, x))
+        mid = transformer.after_heads(net, new, x, a)
+        x = transformer.after_mlp(net, new, mid, transformer.hidden(new, transformer.normed(net, mid)))
+    return transformer.widened(net, layers=tuple(layers))
 
 
 def _part(net: Net, layer: Layer, x: Array, part: str) -> Array:
     """Return one of the inputs `z`, `a`, `y`, `h` of a layer for the stream before it."""
-    z = llama.normed(net, x)
+    z = transformer.normed(net, x)
     if part == "z":
         return z
-    a = llama.mixed(net, layer, z)
+    a = transformer.mixed(net, layer, z)
     if part == "a":
         return a
-    y = llama.normed(net, llama.after_heads(layer, x, a))
-    return y if part == "y" else llama.hidden(layer, y)
+    y = transformer.normed(net, transformer.after_heads(net, layer, x, a))
+    return y if part == "y" else transformer.hidden(layer, y)
 
 
 def whitened(W: Floats, G: Floats, rank: int) -> tuple[Floats, Floats]:

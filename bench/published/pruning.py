@@ -12,12 +12,13 @@ from functools import partial
 
 import numpy as np
 
-from bench.published import llama
-from bench.published.llama import SHARED, Array, Ints, Layer, Net
+from bench.published import transformer
 from bench.published.methods import STEPS, Dense, Floats, Plan, Plans, damped, moment, single
+from bench.published.transformer import Array, Ints, Layer, Net
 
 STARTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # ratio of the first layer over the mean, of SlimGPT
 TEMPERATURES = (0.01, 0.1, 0.3, 0.5, 1.0)  # of the softmax over layers, of MoDeGPT
+MANY = 192  # neurons from which SlimGPT removes several at a time, by which their number is divided
 MOST = 0.9  # of a layer that MoDeGPT removes
 
 
@@ -33,36 +34,40 @@ class Widths:
 
 def size(net: Net, layers: Sequence[Widths]) -> int:
     """Count the parameters of a network with these widths."""
-    total, channels = net.embedding.size + net.head.size + net.others, net.channels
-    for w in layers:
-        total += channels * (w.groups * (SHARED + 1) * (2 * w.pairs + w.values) + 3 * w.neurons)
-    return total
+    removed = sum(cost(layer, full(layer)) - cost(layer, w) for layer, w in zip(net.layers, layers, strict=True))
+    return transformer.parameters(net) - removed
+
+
+def cost(layer: Layer, w: Widths) -> int:
+    """Count what the widths decide of a layer: matrices, and the biases of queries and neurons."""
+    channels, queries = len(layer.q[0]), w.groups * layer.shared * layer.parts * w.pairs
+    total = channels * w.groups * (layer.shared + 1) * (layer.parts * w.pairs + w.values)
+    total += channels * (len(layer.matrices) - 4) * w.neurons
+    return total + queries * (layer.bias_q is not None) + w.neurons * (layer.bias_up is not None)
 
 
 def full(layer: Layer) -> Widths:
     """Return the widths of a dense layer."""
     groups, pairs = layer.pairs.shape
-    return Widths(groups=groups, pairs=pairs, values=2 * pairs, neurons=layer.down[0].shape[0])
+    return Widths(groups=groups, pairs=pairs, values=layer.parts * pairs, neurons=layer.down[0].shape[0])
 
 
 def without(layer: Layer, groups: Ints, neurons: Ints) -> Layer:
     """Keep these groups of heads and these neurons."""
 
-    def columns(name: str, heads: int) -> tuple[Array]:
-        (matrix,) = getattr(layer, name)
-        cut = matrix.reshape(len(matrix), len(layer.pairs), -1)[:, groups]
-        return (cut.reshape(len(matrix), len(groups) * heads * (matrix.shape[1] // len(layer.pairs) // heads)),)
+    def columns(matrix: Array) -> Array:
+        cut = matrix.reshape(*matrix.shape[:-1], len(layer.pairs), -1)[..., groups, :]
+        return cut.reshape(*matrix.shape[:-1], -1)
 
     return replace(
         layer,
-        q=columns("q", SHARED),
-        k=columns("k", 1),
-        v=columns("v", 1),
+        **{name: (columns(getattr(layer, name)[0]),) for name in "qkv"},
+        **{name: (getattr(layer, name)[0][:, neurons],) for name in ("gate", "up") if name in layer.matrices},
         o=(layer.o[0][rows_of(layer, groups)],),
-        gate=(layer.gate[0][:, neurons],),
-        up=(layer.up[0][:, neurons],),
         down=(layer.down[0][neurons],),
         pairs=layer.pairs[groups],
+        bias_q=None if layer.bias_q is None else columns(layer.bias_q),
+        bias_up=None if layer.bias_up is None else layer.bias_up[neurons],
     )
 
 
@@ -116,8 +121,11 @@ def ranked(dense: Dense, power: int) -> list[tuple[float, int, int, int]]:
 
 def _flap_size(net: Net, kept: Sequence[tuple[Ints, Ints]]) -> int:
     widths = [replace(full(x), groups=len(g), neurons=len(n)) for x, (g, n) in zip(net.layers, kept, strict=True)]
-    pairs = zip(widths, map(full, net.layers), strict=True)
-    return size(net, widths) + net.channels * sum((w.groups < f.groups) + (w.neurons < f.neurons) for w, f in pairs)
+    total = size(net, widths)
+    for layer, w in zip(net.layers, widths, strict=True):  # biases that are new
+        total += net.channels * (layer.bias_o is None and w.groups < full(layer).groups)
+        total += net.channels * (layer.bias_down is None and w.neurons < full(layer).neurons)
+    return total
 
 
 def _fluctuating(dense: Dense, kept: Sequence[tuple[Ints, Ints]]) -> Net:
@@ -125,10 +133,18 @@ def _fluctuating(dense: Dense, kept: Sequence[tuple[Ints, Ints]]) -> Net:
     for layer, means, (groups, neurons) in zip(dense.net.layers, dense.means, kept, strict=True):
         gone = np.setdiff1d(np.arange(len(means["a"])), rows_of(layer, groups))
         dead = np.setdiff1d(np.arange(len(means["h"])), neurons)
-        bias_o = (means["a"][gone] @ layer.o[0][gone]).astype(np.float32) if len(gone) else None
-        bias_down = (means["h"][dead] @ layer.down[0][dead]).astype(np.float32) if len(dead) else None
+        bias_o = shifted(layer.bias_o, means["a"][gone], layer.o[0][gone])
+        bias_down = shifted(layer.bias_down, means["h"][dead], layer.down[0][dead])
         layers.append(replace(without(layer, groups, neurons), bias_o=bias_o, bias_down=bias_down))
-    return llama.widened(dense.net, layers=tuple(layers))
+    return transformer.widened(dense.net, layers=tuple(layers))
+
+
+def shifted(bias: Array | None, means: Floats, rows: Array) -> Array | None:
+    """Add the means of removed inputs times their rows to a bias."""
+    if not len(rows):
+        return bias
+    added = (means @ rows).astype(np.float32)
+    return added if bias is None else bias + added
 
 
 # -------------------------------------------------------------------------------------------------------- SlimGPT
@@ -140,7 +156,7 @@ def slimgpt(dense: Dense) -> Plans:
     Section 3.2: the error of a group of heads is the sum of ‖W_i‖² / L_ii² over its rows, with the Cholesky factor L of
     its block of H⁻¹; the unit with the smallest is removed, the remaining rows are updated, and so on.  Section 3.3:
     ratios rise as r_i = r_0 + (r_(n-1) − r_0) log(i + 1) / log n.  H comes from what is pruned upstream.  Neurons go
-    one at a time: the paper's groups of them only save time.
+    one at a time, of many several: the paper's groups of them only save time.
     """
     return {f"first layer {start:g} of the mean": list(_slim_plans(dense, start)) for start in STARTS}
 
@@ -159,36 +175,39 @@ def _slim_plans(dense: Dense, start: float) -> Iterator[Plan]:
 
 
 def _surgeon(dense: Dense, kept: Sequence[Widths]) -> Net:
-    net, layers, x = dense.net, [], dense.net.embedding[dense.ids]
-    for layer, widths in zip(net.layers, kept, strict=True):
-        a = llama.mixed(net, layer, llama.normed(net, x))
-        groups, o = eliminated(layer.o[0], moment(a), len(layer.pairs), widths.groups)
-        mid = x + a @ o
-        h = llama.hidden(layer, llama.normed(net, mid))
-        neurons, down = eliminated(layer.down[0], moment(h), layer.down[0].shape[0], widths.neurons)
-        layers.append(without(replace(layer, o=(o,), down=(down,)), groups, neurons))
-        x = mid + h @ down
-    return llama.widened(net, layers=tuple(layers))
+    net, layers, x = dense.net, [], transformer.entered(dense.net, dense.inputs)
+    for whole, widths in zip(net.layers, kept, strict=True):
+        a = transformer.mixed(net, whole, transformer.normed(net, x))
+        groups, o = eliminated(whole.o[0], moment(a), len(whole.pairs), widths.groups)
+        layer = replace(whole, o=(o,))
+        mid = transformer.after_heads(net, layer, x, a)
+        h = transformer.hidden(layer, transformer.normed(net, mid))
+        count = full(layer).neurons
+        neurons, down = eliminated(layer.down[0], moment(h), count, widths.neurons, together=max(1, count // MANY))
+        layer = replace(layer, down=(down,))
+        layers.append(without(layer, groups, neurons))
+        x = transformer.after_mlp(net, layer, mid, h)
+    return transformer.widened(net, layers=tuple(layers))
 
 
-def eliminated(W: Array, H: Floats, units: int, keep: int) -> tuple[Ints, Array]:
+def eliminated(W: Array, H: Floats, units: int, keep: int, *, together: int = 1) -> tuple[Ints, Array]:
     """Return the units that stay and the updated matrix (in, out), whose other rows are 0."""
-    W, inverse = W.astype(np.float64), np.linalg.inv(damped(H, 0.01))
-    width, alive = len(W) // units, list(range(units))
+    left, inverse = W.astype(np.float64), np.linalg.inv(damped(H, 0.01))
+    width, alive = len(W) // units, np.arange(units)
     while len(alive) > keep:
-        errors = []
-        for unit in alive:
-            part = slice(unit * width, (unit + 1) * width)
-            L = np.linalg.cholesky(inverse[part, part])
-            errors.append(float(((W[part] ** 2).sum(axis=1) / np.diag(L) ** 2).sum()))
-        unit = alive.pop(int(np.argmin(errors)))
-        part = slice(unit * width, (unit + 1) * width)
-        moved = np.linalg.solve(inverse[part, part], inverse[part])
-        W = W - moved.T @ W[part]
-        inverse = inverse - inverse[:, part] @ moved
-        W[part], inverse[part], inverse[:, part] = 0.0, 0.0, 0.0
-        inverse[part, part] = np.eye(width)
-    return np.array(alive), W.astype(np.float32)
+        at = np.arange(len(left)).reshape(-1, width)
+        L = np.linalg.cholesky(inverse[at[:, :, None], at[:, None, :]])
+        errors = (left**2).sum(axis=1).reshape(-1, width) / np.diagonal(L, axis1=1, axis2=2) ** 2
+        count = min(len(alive) - keep, max(1, together // width))
+        gone = np.sort(np.argsort(errors.sum(axis=1), kind="stable")[:count])
+        rest, gone_rows = np.delete(at, gone, axis=0).reshape(-1), at[gone].reshape(-1)
+        moved = np.linalg.solve(inverse[np.ix_(gone_rows, gone_rows)], inverse[np.ix_(gone_rows, rest)])
+        left = left[rest] - moved.T @ left[gone_rows]
+        inverse = inverse[np.ix_(rest, rest)] - inverse[np.ix_(rest, gone_rows)] @ moved
+        alive = np.delete(alive, gone)
+    new = np.zeros_like(W)
+    new.reshape(units, width, -1)[alive] = left.reshape(len(alive), width, -1)
+    return alive, new
 
 
 # -------------------------------------------------------------------------------------------------------- MoDeGPT
@@ -230,17 +249,17 @@ def capped(total: float, shares: Floats) -> list[float]:
 
 def _decomposed(dense: Dense, kept: Sequence[Widths]) -> Net:
     layers = []
-    for layer, moments, widths in zip(dense.net.layers, dense.moments, kept, strict=True):
+    for layer, moments, means, widths in zip(dense.net.layers, dense.moments, dense.means, kept, strict=True):
         new = layer
         if widths.neurons < full(layer).neurons:
-            neurons, down = nystrom(moments["h"], layer.down[0], widths.neurons, dense.ids.size)
+            neurons, down = nystrom(moments["h"], layer.down[0], widths.neurons, dense.tokens)
             new = replace(without(layer, np.arange(len(layer.pairs)), neurons), down=(down,))
         if widths.pairs < full(layer).pairs:
-            new = picked(new, moments["z"], widths.pairs)
+            new = picked(new, moments["z"], means["z"], widths.pairs)
         if widths.values < full(layer).values:
             new = joined(new, moments["z"], widths.values)
         layers.append(new)
-    return llama.widened(dense.net, layers=tuple(layers))
+    return transformer.widened(dense.net, layers=tuple(layers))
 
 
 def nystrom(C: Floats, W: Array, keep: int, tokens: int) -> tuple[Ints, Array]:
@@ -251,25 +270,30 @@ def nystrom(C: Floats, W: Array, keep: int, tokens: int) -> tuple[Ints, Array]:
     return index, down
 
 
-def picked(layer: Layer, C: Floats, keep: int) -> Layer:
-    """Keep the rotary pairs with the largest product of energies of queries and keys."""
+def picked(layer: Layer, C: Floats, mean: Floats, keep: int) -> Layer:
+    """Keep the pairs with the largest product of energies of queries and keys."""
     groups, pairs = layer.pairs.shape
-    q = layer.q[0].reshape(-1, groups, SHARED, 2, pairs)
-    k = layer.k[0].reshape(-1, groups, 2, pairs)
+    q = layer.q[0].reshape(-1, groups, layer.shared, layer.parts, pairs)
+    k = layer.k[0].reshape(-1, groups, layer.parts, pairs)
     energies = [np.einsum("ig...,ij,jg...->g...", m, C, m, optimize=True) for m in (q, k)]
+    bias = None if layer.bias_q is None else layer.bias_q.reshape(q.shape[1:])
+    if bias is not None:
+        energies[0] += 2 * bias * np.einsum("i,i...->...", mean, q) + bias**2
     scores = (np.sqrt(energies[0].sum(axis=1)) * np.sqrt(energies[1])).sum(axis=1)
     index = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :keep], axis=1)
     rows = len(layer.q[0])
     q = np.take_along_axis(q, index[None, :, None, None], axis=-1).reshape(rows, -1)
     k = np.take_along_axis(k, index[None, :, None], axis=-1).reshape(rows, -1)
-    return replace(layer, q=(q,), k=(k,), pairs=np.take_along_axis(layer.pairs, index, axis=1))
+    if bias is not None:
+        bias = np.take_along_axis(bias, index[:, None, None], axis=-1).reshape(-1)
+    return replace(layer, q=(q,), k=(k,), bias_q=bias, pairs=np.take_along_axis(layer.pairs, index, axis=1))
 
 
 def joined(layer: Layer, C: Floats, keep: int) -> Layer:
     """Keep the largest singular directions of values and outputs of every group."""
     groups = len(layer.pairs)
     values = layer.v[0].astype(np.float64).reshape(len(C), groups, -1)
-    outputs = layer.o[0].astype(np.float64).reshape(groups, SHARED, values.shape[-1], -1)
+    outputs = layer.o[0].astype(np.float64).reshape(groups, layer.shared, values.shape[-1], -1)
     roots, vectors = np.linalg.eigh(damped(C))
     root, inverse = ((vectors * roots**power) @ vectors.T for power in (0.5, -0.5))
     new_v, new_o = [], []
@@ -278,5 +302,5 @@ def joined(layer: Layer, C: Floats, keep: int) -> Layer:
         joint = (s[:, None] * right) @ outputs[g].transpose(1, 0, 2).reshape(values.shape[-1], -1)
         left, s, right = np.linalg.svd(joint, full_matrices=False)
         new_v.append(inverse @ U @ left[:, :keep])
-        new_o.append((s[:keep, None] * right[:keep]).reshape(keep, SHARED, -1).transpose(1, 0, 2))
+        new_o.append((s[:keep, None] * right[:keep]).reshape(keep, layer.shared, -1).transpose(1, 0, 2))
     return replace(layer, v=single(np.concatenate(new_v, axis=1)), o=single(np.concatenate(new_o).reshape(-1, len(C))))
