@@ -23,13 +23,18 @@ PAPERS = {
     "FLAP": ("2312.11983", "nothing is left out; whole key-value groups instead of heads"),
     "SlimGPT": (
         "2412.18110",
-        "fine-tuning; groups of neurons, which only save time (8 of 1536 in MiniLM); whole key-value groups",
+        "fine-tuning; groups of neurons, which only save time: a 192nd goes at once; whole key-value groups",
     ),
     "MoDeGPT": ("2408.09632", "fine-tuning; energies are summed over the query heads of a group"),
 }
+NAMES = {
+    "char_llama": "char_llama, a small decoder of ours",
+    "digits_vit": "digits_vit, a small image classifier of ours",
+    "minilm": "minilm (all-MiniLM-L6-v2), a sentence encoder of others with norms after the sums",
+}
 MEASURES = {
-    "perplexity": "perplexity",
-    "total variation": "total variation between the probabilities and those of the dense model, in %",
+    "perplexity": "the perplexity",
+    "total variation": "the total variation between the probabilities and those of the dense model, in %",
     "1 - cosine": "1 − cosine between sentence embeddings and those of the dense model, in ‰",
 }
 TITLE = """\
@@ -43,19 +48,19 @@ how many more at most. Matrices on skips and biases that it adds are counted. In
 its measure is above that of the default, over resampled samples.
 """
 MODEL = """
-{name}, {params:,} parameters: {measure}{dense}.
+{name}, {params:,} parameters. The measure is {measure}{dense}.
 {calibration} calibration and {heldout} held-out samples; methods have at most {most:.1f} % more parameters ({date}).
 
 """
 LIMITS = """
 These are small models; large ones can give another order. The default searches the widths of all kinds of blocks by
 measured loss and fits all weights, while each published method has one way of narrowing; the rows with `--blocks` have
-fewer ways too. The published methods leave embedding and head whole, except SliceGPT; the default also narrows the
-stream where norms come first, and the table of words of MiniLM, which has half of its parameters. Choices that a paper
-leaves open (the ratio of the first layer of SlimGPT, the temperature of MoDeGPT, scores of FLAP as in the paper or as
-in its code) are those with the lowest measure on the calibration data. In models with biases, those of keys are left
-out and those of values are folded into the next matrix's, both exactly; scales and shifts of norms are folded too where
-norms come first.
+fewer ways too. The published methods leave embedding and head whole, except SliceGPT. The default also narrows streams
+where norms come first, and the table of words of MiniLM, which has half of its parameters; its row `--blocks mlp,heads`
+narrows the same parts as they do. Choices that a paper leaves open (the ratio of the first layer of SlimGPT, the
+temperature of MoDeGPT and how large I is beside C, scores of FLAP as in the paper or as in its code) are those with the
+lowest measure on the calibration data. In models with biases, those of keys are left out and those of values are folded
+into the bias of the next matrix, both exactly; scales and shifts of norms that come first are folded too.
 
 | method | paper | left out or changed |
 | --- | --- | --- |
@@ -77,7 +82,7 @@ def _model(name: str, data: Mapping[str, Any]) -> str:
     calibration, heldout = data["samples"]
     words = {"measure": MEASURES[data["measure"]], "params": data["params"], "date": data["date"], "most": most}
     dense = f", which is {number(data['dense'])} at full size" if data["dense"] else ""
-    text = MODEL.format(name=name, dense=dense, calibration=calibration, heldout=heldout, **words)
+    text = MODEL.format(name=NAMES[name], dense=dense, calibration=calibration, heldout=heldout, **words)
     text += f"| {name} | {' | '.join(f'{size} of the parameters' for size in sizes)} |\n"
     text += f"| --- |{' ---: |' * len(sizes)}\n"
     best = {size: min(row["value"] for row in data["rows"] if row["size"] == size and "value" in row) for size in sizes}

@@ -18,7 +18,7 @@ from bench.published.transformer import Array, Ints, Layer, Net
 
 STARTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # ratio of the first layer over the mean, of SlimGPT
 TEMPERATURES = (0.01, 0.1, 0.3, 0.5, 1.0)  # of the softmax over layers, of MoDeGPT
-MANY = 192  # neurons from which SlimGPT removes several at a time, by which their number is divided
+MANY = 192  # steps in which SlimGPT would remove all neurons, if there are more of them
 MOST = 0.9  # of a layer that MoDeGPT removes
 
 
@@ -156,7 +156,7 @@ def slimgpt(dense: Dense) -> Plans:
     Section 3.2: the error of a group of heads is the sum of ‖W_i‖² / L_ii² over its rows, with the Cholesky factor L of
     its block of H⁻¹; the unit with the smallest is removed, the remaining rows are updated, and so on.  Section 3.3:
     ratios rise as r_i = r_0 + (r_(n-1) − r_0) log(i + 1) / log n.  H comes from what is pruned upstream.  Neurons go
-    one at a time, of many several: the paper's groups of them only save time.
+    one at a time, of 384 and more a 192nd at once: the paper's groups of them only save time.
     """
     return {f"first layer {start:g} of the mean": list(_slim_plans(dense, start)) for start in STARTS}
 
@@ -217,13 +217,20 @@ def modegpt(dense: Dense) -> Plans:
     """Decompose pairs of matrices (Lin et al. 2025, arXiv 2408.09632).
 
     Algorithm 1: neurons by the ridge leverage scores diag(C (C + I)⁻¹), C the sum over tokens, and the next matrix
-    (S'CS)⁺ S'C W.  Algorithm 2: rotary pairs by ‖C^½ W_Q‖ ‖C^½ W_K‖.  Algorithm 3: values and outputs by the SVD of
-    C^½ W_V W_O.  Section 3.3: a layer loses L φ softmax(−s / ε), s its block influence, the same ratio in all three.
+    (S'CS)⁺ S'C W.  I is small beside C of many tokens, and all scores are then near 1; a multiple of I with the mean
+    diagonal of C is tried too.  Algorithm 2: rotary pairs by ‖C^½ W_Q‖ ‖C^½ W_K‖, without rotation channels.
+    Algorithm 3: values and outputs by the SVD of C^½ W_V W_O.  Section 3.3: a layer loses L φ softmax(−s / ε), s its
+    block influence, the same ratio in all three.
     """
-    return {f"ε {temperature:g}": list(_mode_plans(dense, temperature)) for temperature in TEMPERATURES}
+    ridges = {"": 1.0, "I of the mean diagonal": None}
+    return {
+        ", ".join(filter(None, (f"ε {temperature:g}", name))): list(_mode_plans(dense, temperature, ridge))
+        for temperature in TEMPERATURES
+        for name, ridge in ridges.items()
+    }
 
 
-def _mode_plans(dense: Dense, temperature: float) -> Iterator[Plan]:
+def _mode_plans(dense: Dense, temperature: float, ridge: float | None) -> Iterator[Plan]:
     score = -np.array(dense.influence) / temperature
     shares = np.exp(score - score.max())
     for mean in np.linspace(0, MOST, STEPS, endpoint=False):
@@ -231,7 +238,7 @@ def _mode_plans(dense: Dense, temperature: float) -> Iterator[Plan]:
         for f, r in zip(map(full, dense.net.layers), capped(len(shares) * mean, shares), strict=True):
             neurons, pairs, values = (max(1, round((1 - r) * n)) for n in (f.neurons, f.pairs, f.values))
             kept.append(replace(f, neurons=neurons, pairs=pairs, values=values))
-        yield Plan(params=size(dense.net, kept), make=partial(_decomposed, dense, kept))
+        yield Plan(params=size(dense.net, kept), make=partial(_decomposed, dense, kept, ridge))
 
 
 def capped(total: float, shares: Floats) -> list[float]:
@@ -247,12 +254,14 @@ def capped(total: float, shares: Floats) -> list[float]:
     return [float(ratio) for ratio in ratios]
 
 
-def _decomposed(dense: Dense, kept: Sequence[Widths]) -> Net:
+def _decomposed(dense: Dense, kept: Sequence[Widths], ridge: float | None) -> Net:
     layers = []
     for layer, moments, means, widths in zip(dense.net.layers, dense.moments, dense.means, kept, strict=True):
         new = layer
         if widths.neurons < full(layer).neurons:
-            neurons, down = nystrom(moments["h"], layer.down[0], widths.neurons, dense.tokens)
+            C = moments["h"]
+            least = np.trace(C) / len(C) if ridge is None else ridge / dense.tokens
+            neurons, down = nystrom(C, layer.down[0], widths.neurons, least)
             new = replace(without(layer, np.arange(len(layer.pairs)), neurons), down=(down,))
         if widths.pairs < full(layer).pairs:
             new = picked(new, moments["z"], means["z"], widths.pairs)
@@ -262,9 +271,9 @@ def _decomposed(dense: Dense, kept: Sequence[Widths]) -> Net:
     return transformer.widened(dense.net, layers=tuple(layers))
 
 
-def nystrom(C: Floats, W: Array, keep: int, tokens: int) -> tuple[Ints, Array]:
+def nystrom(C: Floats, W: Array, keep: int, ridge: float) -> tuple[Ints, Array]:
     """Return the neurons of the largest leverage and the matrix that reads them."""
-    leverage = np.diag(np.linalg.solve(C + np.eye(len(C)) / tokens, C))
+    leverage = np.diag(np.linalg.solve(C + ridge * np.eye(len(C)), C))
     index = np.sort(np.argsort(-leverage, kind="stable")[:keep])
     (down,) = single(np.linalg.pinv(C[np.ix_(index, index)], hermitian=True) @ C[index] @ W)
     return index, down

@@ -144,7 +144,7 @@ def minilm(model: Path, calibration: Path, heldout: Path) -> Subject:
     )
 
 
-POSTNORM = "norms come after the sums, and their scales stay on the stream, so that it cannot be rotated"
+POSTNORM = "the paper's rotation needs norms before the matrices, to fold their scales; here they come after the sums"
 
 
 def sentences(states: Array) -> Floats:
