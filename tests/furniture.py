@@ -16,6 +16,7 @@ from tests.unit.samples import tokenizer
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = [f"w{n}" for n in range(40)]
 ENCODER = "int64[batch,seq] input_ids, int64[batch,seq] attention_mask => float[batch,seq,16] last_hidden_state"
+RARE = 2.0  # lowers the scores of a detector, so that a metric has few boxes to compare
 LAYER = """h = Gather(table, input_ids)
 m = Cast<to=1>(attention_mask)
 e = Unsqueeze(m, last)
@@ -93,10 +94,11 @@ def detector(path: Path) -> None:
 
 
 def ultralytics(path: Path) -> None:
-    """Write a detector with the output of Ultralytics: (images, 4 + classes, places), no objectness."""
+    """Write a detector with the output of Ultralytics: (images, 4 + classes, places), no objectness, and few boxes."""
     weights = {"w1": (16, 3, 3, 3), "w2": (24, 16, 3, 3), "w3": (6, 24, 1, 1)}
-    shapes = {"shape": ints(0, 6, -1), "parts": ints(2, 2, 2)}
+    shapes = {"shape": ints(0, 6, -1), "parts": ints(2, 2, 2), "rare": np.array(RARE, np.float32)}
     text = BACKBONE.replace("output = Concat<axis=2>", "rows = Concat<axis=2>")
+    text = text.replace("s = Sigmoid(scores)", "low = Sub(scores, rare)\ns = Sigmoid(low)")
     text += "\noutput0 = Transpose<perm=[0,2,1]>(rows)"
     ir.save(tiny("float[batch,3,32,32] images => float[] output0", text, {**weights, **shapes}), path)
 

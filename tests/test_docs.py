@@ -21,6 +21,7 @@ import pytest
 
 from bench import few_bits, one_budget, shipping
 from tests.command import run
+from tests.pages import half
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,8 +29,7 @@ PAGES = {"README": README, "deploy": (ROOT / "docs" / "deploy.md").read_text(enc
 FENCE = re.compile(
     r"(?:^(?P<mark><!--[^\n]*-->)\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
-COPIES = {
-    "model.onnx": "models/data/digits_resnet.onnx",
+DATA = {
     "calib.npz": "models/data/digits_resnet.calib.npz",
     "heldout.npz": "models/data/digits_resnet.heldout.npz",
 }
@@ -59,14 +59,12 @@ def runnable(language: str, pages: tuple[str, ...] = ("README",)) -> list[object
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the files that the pages use, and few samples: the commands are tested, no numbers."""
+    """The current folder, with the files that the pages use; small ones, since the commands are tested, no numbers."""
     shutil.copytree(ROOT / "docs" / "examples", tmp_path / "examples")
-    for name, source in COPIES.items():
-        if name.endswith(".npz"):
-            with np.load(ROOT / source) as file:
-                np.savez(tmp_path / name, **{key: file[key][:SAMPLES] for key in file.files})
-        else:
-            shutil.copy(ROOT / source, tmp_path / name)
+    (tmp_path / "model.onnx").write_bytes(half("digits_resnet"))
+    for name, source in DATA.items():
+        with np.load(ROOT / source) as file:
+            np.savez(tmp_path / name, **{key: file[key][:SAMPLES] for key in file.files})
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
