@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from onnxgrail.core import Floats
+from onnxgrail.core import Floats, Ints
 
 Z = 1.959963984540054  # normal quantile for 95 %
 DRAWS = 1000  # resamples
 CELLS = 2**22  # most counts to sample at once
+KEPT = 2**19  # most counts that are kept for the next call, 4 MB
 LEVEL = 0.05  # chance that a mean lies above its upper bound
 UNSEEN = 24  # samples at which the allowance for an unseen tail is twice that of many samples
 HEAVY, TINY = 2.0, 1e-6  # limits of the tail index, and of a value relative to the largest one
@@ -49,13 +51,7 @@ def of_samples(
     count = len(table)
     if count < 2:
         return None
-    rng = np.random.default_rng(seed)
-    step = max(1, CELLS // count)
-    even = np.full(count, 1 / count)
-    values = [
-        value(rng.multinomial(count, even, size=min(step, draws - start)) @ table) for start in range(0, draws, step)
-    ]
-    known = np.concatenate(values)
+    known = np.concatenate([value(counts @ table) for counts in _resamples(count, seed, draws)])
     known = known[np.isfinite(known)]
     if not len(known):
         return None
@@ -90,11 +86,9 @@ def upper_bound(values: Floats, *, most: float = math.inf, seed: int = 0, draws:
     variance = float(far @ far) / count
     if variance <= (1e-12 * max(largest, 0.0)) ** 2:
         return max(mean, largest)
-    rng = np.random.default_rng(seed)
-    step, even = max(1, CELLS // count), np.full(count, 1 / count)
     ratios = []
-    for start in range(0, draws, step):
-        shares = rng.multinomial(count, even, size=min(step, draws - start)) / count
+    for counts in _resamples(count, seed, draws):
+        shares = counts / count
         moved = shares @ far
         spread = np.maximum(shares @ far**2 - moved**2, STEADY * variance)
         ratios.append(moved / np.sqrt(spread))
@@ -106,6 +100,24 @@ def upper_bound(values: Floats, *, most: float = math.inf, seed: int = 0, draws:
 def unseen_share(count: float) -> float:
     """Compute the 95 % upper bound of the share of something that none of `count` samples shows; 1 for none."""
     return float(1 - LEVEL ** (1 / count)) if count > 0 else 1.0
+
+
+def _resamples(count: int, seed: int, draws: int) -> Iterator[Ints]:
+    """Yield how often resamples contain each sample, (some, n) each, `draws` resamples in all."""
+    if count * draws <= KEPT:
+        yield _few_resamples(count, seed, draws)
+        return
+    rng, step = np.random.default_rng(seed), max(1, CELLS // count)
+    for start in range(0, draws, step):
+        yield rng.multinomial(count, np.full(count, 1 / count), size=min(step, draws - start))
+
+
+@functools.lru_cache(maxsize=4)
+def _few_resamples(count: int, seed: int, draws: int) -> Ints:
+    """Return all resamples at once; kept, since a search judges many candidates on the same number of samples."""
+    found = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
+    found.flags.writeable = False
+    return found
 
 
 def _tail_index(values: Floats) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.fidelity.intervals import of_count, of_samples
+from onnxgrail.fidelity import intervals
+from onnxgrail.fidelity.intervals import of_count, of_samples, upper_bound
 
 
 def test_an_interval_of_counts() -> None:
@@ -33,3 +34,20 @@ def test_an_interval_by_resampling_holds_the_mean() -> None:
     assert of_samples(np.ones((1, 2)), lambda sums: sums[..., 0]) is None
     first, second = (of_samples(table, lambda sums: sums[..., 0]) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("cells", [2**22, 2000])
+def test_resamples_are_kept_and_change_no_number(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn once for all values on as many samples; many samples are drawn again each time, some at a time."""
+    values = np.random.default_rng(1).exponential(size=(30, 1))
+
+    def found() -> list[object]:
+        return [upper_bound(values[:, 0]), of_samples(values, lambda sums: sums[..., 0])]
+
+    monkeypatch.setattr(intervals, "CELLS", cells)
+    monkeypatch.setattr(intervals, "KEPT", 0)
+    wanted = found()
+    monkeypatch.setattr(intervals, "KEPT", 2**19)
+    intervals._few_resamples.cache_clear()
+    assert [found() for _ in range(2)] == [wanted] * 2
+    assert intervals._few_resamples.cache_info().misses == 1

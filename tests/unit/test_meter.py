@@ -34,3 +34,17 @@ def test_meter_agrees_with_the_cost_of_the_graph(name: str) -> None:
                 step = meter.near(block, widths[block.name], widths) - meter.near(block, block.units, widths)
                 assert step == meter.saved(widths) - meter.saved(other)
     assert meters["params"].saved({}) == 0
+
+
+def test_a_question_that_was_asked_before_counts_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS["mlp"]
+    survey = survey_of(model, feed(model))
+    found, other = (meter_of(model, survey, "params") for _ in range(2))
+    asked = [{block.name: width} for block in survey.blocks for width in (1, 2, 3)]
+    wanted = [found.saved(widths) for widths in asked]
+    found._known.clear()
+    found._parts = ()
+    assert [found.saved(widths) for widths in asked] == wanted
+    monkeypatch.setattr("onnxgrail.graph.cost.meter.REMEMBERED", 2)
+    assert [other.saved(widths) for widths in asked] == wanted
+    assert len(other._sums) <= 2

@@ -18,6 +18,7 @@ Counted = Literal["params", "macs", "bytes"]
 Size = Callable[[tuple[int, ...]], int]
 """Returns the bytes of a weight of some shape."""
 WHOLE: Mapping[str, Size] = MappingProxyType({})
+REMEMBERED = 4096  # most sums to remember
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +54,7 @@ class Meter:
             for number in part.blocks:
                 self._of[number].append(place)
         self._known: dict[tuple[int, tuple[int, ...]], tuple[float, tuple[int, ...]]] = {}
+        self._sums: dict[tuple[int, ...], float] = {}
 
     def saved(self, widths: Mapping[str, int], sizes: Mapping[str, Size] = WHOLE) -> float:
         """Return the savings of all blocks.
@@ -63,7 +65,7 @@ class Meter:
         """
         numbers = self._numbers(widths)
         if not sizes:
-            return sum(self._part(place, numbers) for place in range(len(self._parts)))
+            return self._sum(tuple(numbers))
         return sum(self._sized(place, numbers, sizes) for place in range(len(self._parts)))
 
     def near(self, block: Block, kept: int, widths: Mapping[str, int]) -> float:
@@ -82,17 +84,26 @@ class Meter:
     def _numbers(self, widths: Mapping[str, int]) -> list[int]:
         return [0, *(widths.get(block.name, block.units) for block in self._survey.blocks)]
 
-    def _part(self, place: int, kept: list[int]) -> float:
+    def _sum(self, numbers: tuple[int, ...]) -> float:
+        """Return the savings of all parts; a search for widths asks most of its questions many times."""
+        found = self._sums.get(numbers)
+        if found is None:
+            if len(self._sums) >= REMEMBERED:
+                self._sums.clear()
+            found = self._sums[numbers] = sum([self._part(place, numbers) for place in range(len(self._parts))])
+        return found
+
+    def _part(self, place: int, kept: Sequence[int]) -> float:
         return self._found(place, kept)[0]
 
-    def _sized(self, place: int, kept: list[int], sizes: Mapping[str, Size]) -> float:
+    def _sized(self, place: int, kept: Sequence[int], sizes: Mapping[str, Size]) -> float:
         """Return the savings of a part that the file may hold in another form."""
         size = sizes.get(self._parts[place].weight)
         if size is None:
             return self._part(place, kept)
         return size(self._found(place, self._numbers({}))[1]) - size(self._found(place, kept)[1])
 
-    def _found(self, place: int, kept: list[int]) -> tuple[float, tuple[int, ...]]:
+    def _found(self, place: int, kept: Sequence[int]) -> tuple[float, tuple[int, ...]]:
         """Return the savings of a part, and the shape of its weight."""
         part = self._parts[place]
         key = (place, tuple([kept[number] for number in part.blocks]))
