@@ -16,6 +16,7 @@ from bench.kill_and_resume import Command, Moment, killed, unkilled
 from onnxgrail import models
 from onnxgrail.cli import main
 from onnxgrail.narrowing import best, choosing, norms
+from tests.pages import half
 
 from . import nets
 
@@ -163,8 +164,11 @@ def test_without_the_option_nothing_is_left(case: tuple[Path, Path], tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def left_alone() -> tuple[Command, str, float, int]:
-    command = Command(options=("--samples", "64", "--no-check", "--ratio", "0.3"))
+def left_alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, str, float, int]:
+    model = tmp_path_factory.mktemp("half") / "half.onnx"
+    model.write_bytes(half("digits_resnet"))
+    data = models.load("digits_resnet").calibration
+    command = Command(model=model, data=data, options=("--samples", "64", "--no-check", "--ratio", "0.3"))
     return command, *unkilled(command)
 
 
