@@ -57,10 +57,10 @@ def compress(
 
     written, folder = options.one_output(out, output), model.is_dir()
     options.only_one(recipe)
+    options.keeps(recipe["resume"])
+    recipe = options.chosen(recipe) | measured(latency, report, recipe)
     recipe["providers"] = resolve_providers(device, providers)
     recipe["input_shapes"] = dict(input_shapes)
-    recipe |= measured(latency, report, recipe)
-    options.keeps(recipe["resume"])
     machine.ready("compress", "join")
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0

@@ -48,9 +48,10 @@ def frontier(
     import onnxgrail
 
     written = options.one_output(out, output)
+    options.keeps(settings["resume"])
+    settings = options.chosen(settings)
     settings["providers"] = resolve_providers(device, providers)
     settings["input_shapes"] = dict(input_shapes)
-    options.keeps(settings["resume"])
     machine.ready("frontier")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         found = onnxgrail.frontier(model, written, progress=show, **settings)

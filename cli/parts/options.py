@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from onnxgrail.recipe.table import AMOUNTS, OPTIONS
+from onnxgrail.recipe.table import AMOUNTS, FILLED, OPTIONS
 from onnxgrail.recipe.table.option import SHARE, Kind, Option, Value, spelled
 
 from . import values
@@ -94,6 +95,13 @@ def _verbose(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 def keeps(resume: Path | None) -> None:
     """Store the folder of --resume for the message of an interrupted run."""
     click.get_current_context().meta["onnxgrail.resume"] = resume
+
+
+def chosen(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without those that `--effort` decides, where nobody gave them."""
+    source = click.get_current_context().get_parameter_source
+    unasked = {name for name in FILLED if source(name) is ParameterSource.DEFAULT}
+    return {name: value for name, value in settings.items() if name not in unasked}
 
 
 def only_one(recipe: Mapping[str, Any]) -> None:

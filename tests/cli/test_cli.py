@@ -55,7 +55,11 @@ def test_defaults_equal_the_recipe(calls):
         if field.name in calls[0]:
             assert calls[0][field.name] == getattr(recipe, field.name), field.name
     missing = {f.name for f in dataclasses.fields(Recipe)} - set(calls[0])
-    assert missing == {"ridge", "widths", "bits"}
+    filled = {"allocate", "compensate", "refine", "selector"}  # by --effort, if nobody gives them
+    assert missing == {"ridge", "widths", "bits", *filled}
+    for parameter in main.commands["compress"].params:
+        if parameter.name in filled:
+            assert parameter.default == (getattr(recipe, parameter.name) or "none"), parameter.name
 
 
 @pytest.mark.parametrize("metric", METRICS)

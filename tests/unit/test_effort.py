@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+import onnxgrail
 from onnxgrail.algebra.select.selectors import SELECTORS, needs_gram_of, taken
 from onnxgrail.algebra.select.selectors.auto import Auto
 from onnxgrail.commands import frontier
 from onnxgrail.core import View
 from onnxgrail.errors import UsageError
 from onnxgrail.recipe.check import recipe_of
+from onnxgrail.recipe.effort import EFFORTS
+from onnxgrail.recipe.table import FIELDS, FILLED
 from onnxgrail.search import within
+from tests.command import run
+from tests.e2e import nets
 from tests.unit.algebra_builders import mlp
 
 
@@ -39,6 +47,42 @@ from tests.unit.algebra_builders import mlp
 def test_the_effort_fills_in_what_nobody_chose(choices: dict[str, Any], wanted: tuple[str, str, str]) -> None:
     recipe = recipe_of(choices)
     assert (recipe.selector, recipe.compensate, recipe.allocate) == wanted
+
+
+@pytest.mark.parametrize("command", ["compress", "frontier"])
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ((), ("auto", "auto")),
+        (("--effort", "max"), ("obs", "auto")),
+        (("--effort", "max", "--selector", "auto"), ("auto", "auto")),
+        (("--effort", "max", "--selector", "l2", "--compensate", "none"), ("l2", "none")),
+    ],
+)
+def test_the_effort_of_a_command_fills_in_what_nobody_chose(
+    command: str, words: tuple[str, ...], wanted: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command gives the library none of the defaults that its help shows."""
+    seen: dict[str, Any] = {}
+
+    def call(*_: Any, progress: Any, **choices: Any) -> None:
+        seen.update(choices)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(onnxgrail, command, call)
+    run(command, "m.onnx", *words)
+    recipe = recipe_of({name: value for name, value in seen.items() if name in FIELDS})
+    assert (recipe.selector, recipe.compensate if "none" in words else "auto") == wanted
+
+
+def test_options_that_efforts_decide_are_listed() -> None:
+    assert {name for choices in EFFORTS.values() for name in choices} == set(FILLED)
+
+
+def test_fast_on_the_command_line_is_fast(tmp_path: Path) -> None:
+    onnx.save(nets.mlp(), tmp_path / "m.onnx")
+    done = run("compress", tmp_path / "m.onnx", "--ratio", 0.3, "--effort", "fast", "--dry-run", "--json")
+    assert json.loads(done.stdout)["recipe"]["compensate"] == "grail"
 
 
 @pytest.mark.parametrize(

@@ -43,3 +43,5 @@ AMOUNTS = (
     "widths",
 )
 """The options of which at most one is given: how much is removed."""
+FILLED = ("selector", "allocate", "compensate", "refine")
+"""The options that `effort` decides where nobody gives them, see `recipe/effort.py`."""
