@@ -302,7 +302,7 @@ def test_a_written_file_is_narrowed_again_and_keeps_its_bits(net: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "choices"), [("digits_resnet", {}), ("char_llama", {}), ("char_llama", {"qdq": True})]
+    ("name", "choices"), [("digits_resnet", {}), ("digits_vit", {}), ("digits_vit", {"qdq": True})]
 )
 def test_fitted_weights_of_a_quantized_file_are_rounded_with_carried_errors(
     name: str, choices: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
