@@ -18,8 +18,7 @@ from onnxgrail.commands import frontier
 from onnxgrail.core import View
 from onnxgrail.errors import UsageError
 from onnxgrail.recipe.check import recipe_of
-from onnxgrail.recipe.effort import EFFORTS
-from onnxgrail.recipe.table import FIELDS, FILLED
+from onnxgrail.recipe.table import FIELDS
 from onnxgrail.search import within
 from tests.command import run
 from tests.e2e import nets
@@ -73,10 +72,6 @@ def test_the_effort_of_a_command_fills_in_what_nobody_chose(
     run(command, "m.onnx", *words)
     recipe = recipe_of({name: value for name, value in seen.items() if name in FIELDS})
     assert (recipe.selector, recipe.compensate if "none" in words else "auto") == wanted
-
-
-def test_options_that_efforts_decide_are_listed() -> None:
-    assert {name for choices in EFFORTS.values() for name in choices} == set(FILLED)
 
 
 def test_fast_on_the_command_line_is_fast(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from onnxgrail.options import Recipe
+from onnxgrail.recipe.effort import EFFORTS
 from onnxgrail.recipe.table import choosing, running
 from onnxgrail.recipe.table.option import Option
 
@@ -43,5 +44,5 @@ AMOUNTS = (
     "widths",
 )
 """The options of which at most one is given: how much is removed."""
-FILLED = ("selector", "allocate", "compensate", "refine")
+FILLED = frozenset(name for choices in EFFORTS.values() for name in choices)
 """The options that `effort` decides where nobody gives them, see `recipe/effort.py`."""
