@@ -15,12 +15,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from onnxgrail.algebra.fit.choice import MARGIN, Fitted, Rules
+from onnxgrail.algebra.fit.choice import Fitted, Rules
 from onnxgrail.algebra.fit.formats import fit_in_range
 from onnxgrail.algebra.fit.refit import refit
 from onnxgrail.calibration.stream.dense import by_block
@@ -49,28 +49,11 @@ from onnxgrail.narrowing.layers import (
     with_addition,
 )
 from onnxgrail.narrowing.order import Turn, turns
-from onnxgrail.narrowing.two_networks import FOLDS, Pair, moments, starts_of
+from onnxgrail.narrowing.two_networks import Pair, moments, starts_of
 
-FEW = 64  # with fewer samples, every fold is held out in turn and the error must fall on each of them
+FEW = 64  # samples below which blocks are only narrowed: with 16, a ViT then loses .58 to .71 times as much
 MEMORY = 3 * 2**29  # bytes of memory for a fit, or 1.5 times --cache-budget if that is more
-SURE = 0.1  # relative decrease of the held-out error that a choice then needs
 WORSE = "no fit lowers the error on held-out samples"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Guard:
-    """The decrease of the held-out error that a choice of the fit needs; `judges` as in `refit`."""
-
-    judges: int
-    margin: float
-
-    @property
-    def parts(self) -> int:
-        """Return the number of separate sums: one per judge, and one of all other folds."""
-        return min(self.judges + 1, FOLDS)
-
-
-EVERY, LAST = Guard(judges=FOLDS, margin=SURE), Guard(judges=1, margin=MARGIN)
 
 
 def sweep(run: Run, blocks: Sequence[Block]) -> float:
@@ -110,11 +93,10 @@ class _Walk:
     def __init__(self, run: Run, pair: Pair, todo: Sequence[Turn[Stage]]) -> None:
         self.turns = todo
         self._run, self._pair = run, pair
-        self._guard = EVERY if run.prepared.batches.samples < FEW else LAST
         self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
         params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
         whole = [b for t in todo for b in t.blocks if {s.param for s in b.consumers} <= params]
-        few = self._guard is EVERY
+        few = run.prepared.batches.samples < FEW
         run.fitted = frozenset(b.name for b in whole if few or not needs_gram(run.recipe, b) or scarce(b, run.prepared))
         feeds = len(pair.dense.shard.numbers)
         walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
@@ -129,11 +111,11 @@ class _Walk:
             if self._fits(stage):
                 self._fit(stage, end)
             else:
-                self._run.refits += _left(stage, self._guard.parts)
+                self._run.refits += _left(stage)
         self._pair.dense.let_go()
 
     def _fits(self, stage: Stage) -> bool:
-        return stage.memory(self._guard.parts) <= self._limit
+        return stage.memory <= self._limit
 
     def _settle(self, turn: Turn[Stage]) -> None:
         """Decide blocks on the dense network; the same runs keep the targets of the layers to fit."""
@@ -160,22 +142,22 @@ class _Walk:
         stage = as_decided(stage, run.prepared, run.recipe, ledger)
         sums: list[tuple[Floats, ...]] = []  # `_fitted` frees the list
         if run.job.steps.finished([stage.key]):
-            self._pair.skip(stage, ledger, end, self._guard.parts, self._tick)
+            self._pair.skip(stage, ledger, end, self._tick)
         else:
-            sums.append(self._pair.sums(stage, ledger, end, self._guard.parts, self._tick))
-        found = run.job.steps.once(stage.key, lambda: _fitted(run, stage, sums, self._guard), RECORD)
+            sums.append(self._pair.sums(stage, ledger, end, self._tick))
+        found = run.job.steps.once(stage.key, lambda: _fitted(run, stage, sums), RECORD)
         run.ledger = with_addition(ledger, found, run.prepared.model)
         run.refits += tuple(Refit(**row) for row in found.notes["refits"])
 
 
-def _left(stage: Stage, parts: int) -> tuple[Refit, ...]:
+def _left(stage: Stage) -> tuple[Refit, ...]:
     """Return the entries of layers that are not fitted because their sums need too much memory."""
-    why = f"fitting would take {stage.memory(parts) / 2**30:.1f} GiB; a larger --cache-budget allows it"
+    why = f"fitting would take {stage.memory / 2**30:.1f} GiB; a larger --cache-budget allows it"
     common: dict[str, Any] = {"alpha": None, "blend": 0.0, "before": None, "after": None, "reason": why}
     return tuple(Refit(node=task.consumer.node, weight=task.consumer.value, **common) for task in stage.tasks)
 
 
-def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: Guard) -> Record:
+def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]]) -> Record:
     """Fit the layers of a stage to packed sums over rows, which are popped from their list to free memory."""
     prepared, recipe, ledger = run.prepared, run.recipe, run.ledger
     originals = [weights.original(task.consumer.value, prepared.model, prepared.survey) for task in stage.tasks]
@@ -185,13 +167,7 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]], guard: Guard
         for task, new, old in zip(stage.tasks, now, originals, strict=True)
     ]
     folds = moments(sums.pop(), stage, _side_by_side(stage, originals) if stage.through else None)
-    rules = Rules(
-        affine=stage.tasks[0].affine,
-        judges=guard.judges,
-        margin=guard.margin,
-        prior="prior" in recipe.fit,
-        blend="blend" in recipe.fit,
-    )
+    rules = Rules(affine=stage.tasks[0].affine, prior="prior" in recipe.fit, blend="blend" in recipe.fit)
     found = refit(folds, starts, rules)
     after, report = ledger, []
     for task, array, one in zip(stage.tasks, now, found, strict=True):

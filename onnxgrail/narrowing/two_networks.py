@@ -28,7 +28,8 @@ from onnxgrail.machine.steps.codec import Record
 from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.narrowing.layers import Stage, stages_at
 
-FOLDS = 4  # folds of the samples; the last one is held out
+FOLDS, JUDGE = 4, 3  # folds of the samples, and the one that is held out: it judges what is fitted to the others
+PARTS = 2  # of the sums: over these folds, and over that one
 ROWS = 65536  # rows to fit on, or sixteen per regressor if that is more
 SUMS = 6  # arrays per part of the rows
 
@@ -83,9 +84,9 @@ class Pair:
         read = [stage.first.source, *(t.consumer.residual for t in stage.tasks if t.consumer.residual)]
         return self.narrow.following(list(dict.fromkeys(read)), ledger, stage.first.position, ways)
 
-    def skip(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> None:
+    def skip(self, stage: Stage, ledger: Ledger, end: int, tick: Tick) -> None:
         """Leave out what `sums` does with the same arguments, where the fit is known; each stream catches up alone."""
-        ways = self._ways(stage, parts)
+        ways = self._ways(stage)
         self._later(self.dense, lambda: self._computed(stage, end, ways), ways)
         self._later(self.narrow, lambda: self._inputs(stage, ledger, ways), ways)
         for _ in self.dense.shard.numbers:
@@ -100,16 +101,15 @@ class Pair:
 
         stream.later(passed)
 
-    def sums(self, stage: Stage, ledger: Ledger, end: int, parts: int, tick: Tick) -> tuple[Floats, ...]:
+    def sums(self, stage: Stage, ledger: Ledger, end: int, tick: Tick) -> tuple[Floats, ...]:
         """Sum over the rows of every part; outputs of all layers are side by side.
 
-        The last parts are single folds, the first part is all other folds.
+        The last part is the fold that judges, the first one is all others.
 
         Args:
             stage: the layers to fit.
             ledger: the narrowed network as decided so far.
             end: position to which the dense stream moves.
-            parts: number of parts.
             tick: called once per batch.
 
         Returns:
@@ -118,7 +118,7 @@ class Pair:
 
         def added(shard: Shard, walked: Iterator[Side]) -> Tally:
             tally = Tally(shard)
-            groups = [Pairs(stage.features, stage.outputs) for _ in range(parts)]
+            groups = [Pairs(stage.features, stage.outputs) for _ in range(PARTS)]
             for number, side in zip(shard.numbers, walked, strict=True):
                 self._add(groups, stage, number, side)
                 if shard.closes(number):
@@ -126,15 +126,15 @@ class Pair:
                 tick()
             return tally
 
-        ways = self._ways(stage, parts)
+        ways = self._ways(stage)
         with self.following(stage, ledger, end, ways) as step:
             tally, *others = share(self.dense.shard, ways, step, added)
         tally.join(others)
         return tally.total()
 
-    def _ways(self, stage: Stage, parts: int) -> int:
+    def _ways(self, stage: Stage) -> int:
         columns = stage.tasks[0].inputs if stage.through else stage.outputs
-        return self.dense.ways(12 * parts * stage.features * (stage.features + columns))
+        return self.dense.ways(12 * PARTS * stage.features * (stage.features + columns))
 
     def _add(self, groups: Sequence[Pairs], stage: Stage, number: int, side: Side) -> None:
         """Add the rows of one batch to their parts."""
@@ -144,7 +144,7 @@ class Pair:
         mask = self.dense.masks[number - shard.numbers.start]
         wanted = max(ROWS, 16 * stage.features) // shard.total + 1
         rng = np.random.default_rng((self.seed, stage.first.position, number))
-        like, parts = goal[stage.goals[0]], len(groups)
+        like = goal[stage.goals[0]]
         where = _real(rows.positions(like.shape, stage.first.made, wanted, rng), like, mask)
         z = rows.inputs(slim[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
         t = _targets(stage, goal, slim, where, len(z))
@@ -152,11 +152,11 @@ class Pair:
         if stage.through:
             x = rows.inputs(goal[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
         if shard.total >= 2 * FOLDS:
-            groups[max(number % FOLDS - FOLDS + parts, 0)].add(z, t, x)
+            groups[number % FOLDS == JUDGE].add(z, t, x)
             return
         fold = _fold(rows.numbers(where, like.shape, stage.first.made), like, stage, int(self.starts[number]))
         for part, group in enumerate(groups):
-            mine = np.maximum(fold - FOLDS + parts, 0) == part
+            mine = (fold == JUDGE) == part
             group.add(z[mine], t[mine], None if x is None else x[mine])
 
 

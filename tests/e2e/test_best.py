@@ -247,7 +247,7 @@ def biased() -> Any:
 
 
 @pytest.mark.parametrize("make", [mlp, cnn, quantised, biased])
-@pytest.mark.parametrize("samples", [200, 6], ids=["batches", "an only batch"])
+@pytest.mark.parametrize("samples", [200, 32], ids=["batches", "an only batch"])
 def test_sums_with_the_dense_input_give_the_same_weights(
     make: Callable[[], ir.Model], samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

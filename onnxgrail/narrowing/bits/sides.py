@@ -95,20 +95,19 @@ def _towards(task: Task, made: Bools) -> Task:
     return replace(task, made=made, consumer=replace(task.consumer, bias=bias))
 
 
-def stages(slim: Prepared, recipe: Recipe, nodes: Container[str], parts: int) -> list[Stage]:
+def stages(slim: Prepared, recipe: Recipe, nodes: Container[str]) -> list[Stage]:
     """Return the matrices whose second moments can be measured, those that read the same rows together.
 
     Args:
         slim: the narrowed model.
         recipe: the cache size, which limits the memory of a stage.
         nodes: keys of the nodes with matrices to round.
-        parts: number of parts of the rows.
     """
     limit = max(MEMORY, cache_bytes(recipe) * 3 // 2)
     found = [c for c in consumers(slim.model, slim.survey) if c.node in nodes]
     nodes_in_order, facts = list(slim.model.graph), slim.survey.facts
     together = stages_of([_task(_with_bias(c, nodes_in_order[c.position], facts), facts) for c in found])
-    return [stage for stage in together if stage.memory(parts) <= limit]
+    return [stage for stage in together if stage.memory <= limit]
 
 
 def _with_bias(consumer: Consumer, node: ir.Node, facts: Facts) -> Consumer:

@@ -13,20 +13,18 @@ from onnxgrail.core import Array, Floats, Grid, Rounded
 from onnxgrail.errors import DataError
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.steps.codec import Record
-from onnxgrail.narrowing.best import Guard
 from onnxgrail.narrowing.bits.fit import Fit, fitted
 from onnxgrail.narrowing.layers import Stage, Task, matrix_of
 from onnxgrail.narrowing.two_networks import moments
 
 
-def record_of(slim: Prepared, stage: Stage, sums: tuple[Floats, ...], guard: Guard, grids: Sequence[Grid]) -> Record:
+def record_of(slim: Prepared, stage: Stage, sums: tuple[Floats, ...], grids: Sequence[Grid]) -> Record:
     """Round the matrices of a stage.
 
     Args:
         slim: the narrowed model.
         stage: its layers.
         sums: as `Pair.sums` returns them.
-        guard: how held-out rows decide.
         grids: the form of each matrix.
 
     Raises:
@@ -35,7 +33,7 @@ def record_of(slim: Prepared, stage: Stage, sums: tuple[Floats, ...], guard: Gua
     if not all(np.isfinite(one).all() for one in sums):
         names = ", ".join(dict.fromkeys(task.consumer.value for task in stage.tasks))
         raise DataError(f"the inputs or outputs of the layers with {names} hold NaN or infinity")
-    rules = Rules(affine=stage.tasks[0].affine, judges=guard.judges, margin=guard.margin)
+    rules = Rules(affine=stage.tasks[0].affine)
     fits = fitted(moments(sums, stage, None), [_numbers(task, slim) for task in stage.tasks], grids, rules)
     arrays: dict[str, Array] = {}
     for number, one in enumerate(fits):

@@ -21,7 +21,6 @@ from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import RECORD
-from onnxgrail.narrowing.best import EVERY, FEW, LAST, Guard
 from onnxgrail.narrowing.bits.entry import Entry
 from onnxgrail.narrowing.bits.fit import Fit
 from onnxgrail.narrowing.bits.sides import Sides, opened, stages
@@ -52,13 +51,12 @@ class Walk:
             slim: the narrowed model in float.
             ledger: the decisions that narrowed it.
         """
-        guard = EVERY if slim.batches.samples < FEW else LAST
-        todo = stages(slim, self._job.recipe, self._by_node, guard.parts)
+        todo = stages(slim, self._job.recipe, self._by_node)
         with opened(prepared, slim, ledger, self._job.recipe) as sides:
             tick = ticking(self._job.progress, "quantizing", len(todo) * len(slim.batches))
             now = sides.untouched
             for stage in todo:
-                now = self._round(sides, stage, now, guard, tick)
+                now = self._round(sides, stage, now, tick)
 
     def rest(self, why: str) -> None:
         """Round all other matrices to nearest, for the given reason, and all tables."""
@@ -69,17 +67,17 @@ class Walk:
         for table, grid in self._plan.tables:
             self._entries[table.weight] = nearest_table(graph, table, grid, recipe)
 
-    def _round(self, sides: Sides, stage: Stage, now: Ledger, guard: Guard, tick: Tick) -> Ledger:
+    def _round(self, sides: Sides, stage: Stage, now: Ledger, tick: Tick) -> Ledger:
         """Round the matrices of a stage, given all upstream ones; return the ledger with their new numbers."""
         steps, name = self._job.steps, f"bits {stage.first.position} {stage.first.node}"
         pair, seen, end = sides.pair(stage)
         sums: list[tuple[Floats, ...]] = []
         if steps.finished([name]):
-            pair.skip(seen, now, end, guard.parts, tick)
+            pair.skip(seen, now, end, tick)
         else:
-            sums.append(pair.sums(seen, now, end, guard.parts, tick))
+            sums.append(pair.sums(seen, now, end, tick))
         grids = [self._by_node[task.consumer.node][1] for task in stage.tasks]
-        found = steps.once(name, lambda: record_of(sides.slim, seen, sums.pop(), guard, grids), RECORD)
+        found = steps.once(name, lambda: record_of(sides.slim, seen, sums.pop(), grids), RECORD)
         for task, one in zip(stage.tasks, fits_of(found, grids), strict=True):
             now = self._take(sides.slim, task.consumer, one, now)
         return now
