@@ -54,18 +54,26 @@ class _Raw(io.FileIO):
         self._given_up = False
 
     def write(self, data: Any) -> int | None:  # type: ignore[override]
-        """Write some of the data.
+        """Write all of the data, unless the descriptor does not block: a signal can end a write to a pipe early.
+
+        Without a buffer (python -u), nobody would write the rest.
 
         Raises:
             OSError: standard output cannot be written, the first time.
         """
-        size = memoryview(data).nbytes
-        if self._given_up or not size:  # click writes nothing to test the stream, and expects success
+        view = memoryview(data).cast("B")
+        size, done = view.nbytes, 0
+        if self._given_up:
             return size
         try:
-            return super().write(data)
+            while done < size:
+                some = super().write(view[done:])
+                if some is None:
+                    return done or None
+                done += some
         except OSError as error:
             self._given_up = True
             if error.errno == errno.EPIPE or self.fileno() == 2:
                 return size
             raise OSError(error.errno, error.strerror, NAME) from error
+        return done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import onnx
@@ -27,6 +28,21 @@ def bench(*args, **options):
 
 onnxgrail.bench = bench
 main()
+"""
+SIGNALS = """
+import os, signal, sys, threading, time
+from onnxgrail.cli import settle
+
+def send():
+    for _ in range(50):
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGURG)
+
+settle()
+signal.signal(signal.SIGURG, lambda *_: None)
+threading.Thread(target=send, daemon=True).start()
+sys.stdout.write("x" * 2**20)
+sys.stdout.flush()
 """
 
 
@@ -86,3 +102,15 @@ def test_a_model_is_written_all_the_same(tmp_path):
     )
     assert done.returncode == 0
     onnx.checker.check_model(Path(tmp_path, "o.onnx"))
+
+
+@pytest.mark.parametrize("flags", [(), ("-u",)], ids=["buffered", "unbuffered"])
+def test_signals_do_not_cut_off_output(flags, monkeypatch):
+    """A write to a pipe that a signal interrupts says how much it wrote; without a buffer, nobody wrote the rest."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with subprocess.Popen([sys.executable, *flags, "-c", SIGNALS], stdout=subprocess.PIPE) as done:
+        assert done.stdout is not None
+        assert done.stdout.read(1) == b"x"
+        time.sleep(0.2)  # the pipe is full, and the signals arrive
+        assert len(done.stdout.read()) == 2**20 - 1
+    assert done.returncode == 0
