@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgrail.graph.rotate.marked import OURS
 from onnxgrail.graph.trace.facts import Facts, captures
 
 COUNTING = frozenset({"NonZero", "Unique", "Compress", "NonMaxSuppression"})  # as many results as there are hits
@@ -78,7 +79,9 @@ def cut(
     )
     graph = view.clone()
     for node in graph:
+        ours = {key: text for key, text in node.metadata_props.items() if key.startswith(OURS)}
         node.metadata_props.clear()  # stack traces of the exporter are longer than the graph
+        node.metadata_props.update(ours)
     for value in [*graph.inputs, *graph.outputs]:
         name = value.name or ""
         if name in facts.shapes:  # the runtime needs an element type; sizes stay unknown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 PLAIN = "SimplifiedLayerNormalization"  # ONNX Runtime's name for x / root mean square * gain
+OURS = "onnxgrail."  # what all keys of ours begin with
 MARK = "onnxgrail.rotated"  # metadata key; the value names the rotated stream or table, or what heads were rotated
 TURNED = "onnxgrail.turned"  # metadata key of a FusedMatMul that stands for a product with a transposed table
 INSIDE = "onnxgrail.inside"  # metadata key of a product inside heads; the value is the kind of its channels
