@@ -15,6 +15,7 @@ from bench.published import readers, transformer
 from bench.published.page import OURS
 from bench.published.transformer import Array, Ints, Net
 from onnxgrail import models
+from onnxgrail.fidelity.sums import log_softmax
 
 Floats = npt.NDArray[np.float64]
 Feed = dict[str, npt.NDArray[Any]]
@@ -74,50 +75,51 @@ def ratio(sums: Floats) -> Floats:
     return np.asarray(sums[..., 0] / sums[..., 1])
 
 
+def embedded(name: str, reader: Callable[[Path], Net], **choices: Any) -> Subject:
+    """Return an embedded model with its samples; the choices are what else `Subject` needs."""
+    found = models.load(name)
+    return Subject(
+        name=found.name,
+        model=found.model,
+        net=reader(found.model),
+        sizes=("70%", "50%", "30%"),
+        calibration=arrays(found.calibration),
+        heldout=arrays(found.heldout),
+        alone=narrow(("mlp", "heads"), ("stream",)),
+        **choices,
+    )
+
+
 def char_llama() -> Subject:
     """Return the embedded language model: perplexity of the next characters."""
-    embedded = models.load("char_llama")
 
     def lost(logits: Array, _: Array, feed: Feed) -> Floats:
         labels = feed.get("labels")
         if labels is None:  # calibration samples are judged by their own next characters
             logits, labels = logits[:, :-1], feed["input_ids"][:, 1:]
-        surprise = -np.take_along_axis(logarithms(logits), labels[..., None], axis=-1)[..., 0]
+        surprise = -np.take_along_axis(log_softmax(logits.astype(np.float64)), labels[..., None], axis=-1)[..., 0]
         return np.stack([surprise.sum(axis=1), np.full(len(labels), labels.shape[1])], axis=1)
 
-    return Subject(
-        name=embedded.name,
-        measure="perplexity",
-        model=embedded.model,
-        net=readers.llama(embedded.model),
-        sizes=("70%", "50%", "30%"),
-        calibration=arrays(embedded.calibration),
-        heldout=arrays(embedded.heldout),
-        lost=lost,
-        value=lambda sums: np.asarray(np.exp(ratio(sums))),
-        alone=narrow(("mlp", "heads"), ("stream",)),
-    )
+    def value(sums: Floats) -> Floats:
+        return np.asarray(np.exp(ratio(sums)))
+
+    return embedded("char_llama", readers.llama, measure="perplexity", lost=lost, value=value)
 
 
 def digits_vit() -> Subject:
     """Return the embedded image classifier: total variation between its probabilities and those of the dense model."""
-    embedded = models.load("digits_vit")
 
     def lost(logits: Array, dense: Array, _: Feed) -> Floats:
-        return counted(50 * np.abs(np.exp(logarithms(logits)) - np.exp(logarithms(dense))).sum(axis=1))
+        ours, theirs = (np.exp(log_softmax(values.astype(np.float64))) for values in (logits, dense))
+        return counted(50 * np.abs(ours - theirs).sum(axis=1))
 
-    return Subject(
-        name=embedded.name,
+    return embedded(
+        "digits_vit",
+        readers.vit,
         measure="total variation",
-        model=embedded.model,
-        net=readers.vit(embedded.model),
-        sizes=("70%", "50%", "30%"),
-        calibration=arrays(embedded.calibration),
-        heldout=arrays(embedded.heldout),
         lost=lost,
         value=ratio,
         read=lambda feed: readers.patches(feed["images"]),
-        alone=narrow(("mlp", "heads"), ("stream",)),
     )
 
 
@@ -151,12 +153,6 @@ def sentences(states: Array) -> Floats:
     """Return sentence embeddings of full sequences: means over tokens with unit length."""
     mean = states.astype(np.float64).mean(axis=1)
     return np.asarray(mean / np.linalg.norm(mean, axis=1, keepdims=True))
-
-
-def logarithms(logits: Array) -> Floats:
-    """Return the logarithms of probabilities."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 def counted(values: Floats) -> Floats:

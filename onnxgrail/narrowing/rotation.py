@@ -56,11 +56,8 @@ def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
     """
     searched = None if recipe.max_loss is None else recipe.minimize
     sized = searched in ("params", "size") or _any(recipe.ratio, recipe.target_params, recipe.target_size)
-    counted = (
-        _measures(prepared, recipe)
-        and not recipe.counts_bits
-        and (sized or searched == "macs" or recipe.target_macs is not None)
-    )
+    asked = sized or searched == "macs" or recipe.target_macs is not None
+    counted = asked and not recipe.counts_bits and _measures(prepared, recipe)
     fits = {"embedding": sized or recipe.widths is not None, "rank": counted or recipe.widths is not None}
     return [kind for kind in _turned(recipe) if fits.get(kind, True)]
 
