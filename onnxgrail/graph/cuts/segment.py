@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.rotate.marked import OURS
+from onnxgrail.graph.rotate.marked import marks_of
 from onnxgrail.graph.trace.facts import Facts, captures
 
 COUNTING = frozenset({"NonZero", "Unique", "Compress", "NonMaxSuppression"})  # as many results as there are hits
@@ -79,9 +79,9 @@ def cut(
     )
     graph = view.clone()
     for node in graph:
-        ours = {key: text for key, text in node.metadata_props.items() if key.startswith(OURS)}
+        marks = marks_of(node)
         node.metadata_props.clear()  # stack traces of the exporter are longer than the graph
-        node.metadata_props.update(ours)
+        node.metadata_props.update(marks)
     for value in [*graph.inputs, *graph.outputs]:
         name = value.name or ""
         if name in facts.shapes:  # the runtime needs an element type; sizes stay unknown

@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx_ir as ir
 
 PLAIN = "SimplifiedLayerNormalization"  # ONNX Runtime's name for x / root mean square * gain
-OURS = "onnxgrail."  # what all keys of ours begin with
 MARK = "onnxgrail.rotated"  # metadata key; the value names the rotated stream or table, or what heads were rotated
 TURNED = "onnxgrail.turned"  # metadata key of a FusedMatMul that stands for a product with a transposed table
 INSIDE = "onnxgrail.inside"  # metadata key of a product inside heads; the value is the kind of its channels
@@ -14,6 +13,11 @@ BRIDGE = "onnxgrail.bridge"  # metadata key of a matrix that takes the change of
 LINEAR = "onnxgrail.linear"  # metadata key of a layer that reads a stream without normalizations; the value names it
 RANK = "onnxgrail.rank"  # metadata key of the second of two convolutions that were one; the value names its weight
 PICKED = "onnxgrail.picked"  # metadata key of a node that reads a table of positions for the channels that stay
+
+
+def marks_of(node: ir.Node) -> dict[str, str]:
+    """Return the marks of a node: all of its metadata that are not of the file."""
+    return {key: text for key, text in node.metadata_props.items() if key.startswith("onnxgrail.")}
 
 
 def is_rotated(node: ir.Node) -> bool:

@@ -12,7 +12,7 @@ from onnxgrail.graph.attributes import MICROSOFT, number
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
-from onnxgrail.graph.rotate.marked import BRIDGE, INSIDE, LINEAR, MARK, ORDER, PICKED, RANK, TURNED, is_rotated
+from onnxgrail.graph.rotate.marked import TURNED, is_rotated, marks_of
 
 FLOAT = ir.DataType.FLOAT
 AXES_INPUT = 18  # first opset in which ReduceMean takes its axes as an input
@@ -24,8 +24,8 @@ def restore(model: ir.Model) -> None:
     _transpose_tables(model)
     found = [node for node in graph if is_rotated(node)]
     for node in graph:
-        for name in (MARK, BRIDGE, INSIDE, LINEAR, ORDER, PICKED, RANK):
-            node.metadata_props.pop(name, None)
+        for name in marks_of(node):
+            del node.metadata_props[name]
     if not found:
         return
     with names_kept(graph):
