@@ -12,6 +12,7 @@ import pytest
 from onnxgrail.calibration.branching import Seen, look
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Feed
+from onnxgrail.errors import ModelError
 from onnxgrail.graph.flatten.branches import folded, unfolded
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.trace.survey import Ledger, Survey
@@ -243,6 +244,15 @@ def test_an_if_in_the_body_of_a_loop_stays_whole() -> None:
     """
     model = tiny(INPUTS, body, {"v": (6, 6), "times": np.array(2)})
     assert unfolded(model) is model
+
+
+def test_an_if_with_another_graph_is_refused_by_the_runtime() -> None:
+    model = tiny(INPUTS, PAIR.format(inner="", last="r"), WEIGHTS)
+    node = next(node for node in model.graph if node.op_type == "If")
+    extra = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="extra")
+    node.attributes["equation"] = ir.AttrGraph("equation", extra)
+    with pytest.raises(ModelError, match="Unrecognized attribute: equation"):
+        seen(model, both(model))
 
 
 def test_masks_have_effects() -> None:

@@ -84,7 +84,8 @@ def _prune(graph: onnx.GraphProto) -> set[str]:
         bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
         if any(name.startswith(_PREFIX) for name in node.output):
             stays = [name in wanted for name in node.output]
-            for field in (node.output, *(body.output for body in bodies)):
+            sides = [a.g for a in node.attribute if a.name in SIDES.values()]  # an odd file has other graphs, too
+            for field in (node.output, *(body.output for body in sides)):
                 _keep(field, stays)
         wanted |= {name for name in node.input if name} | {name for body in bodies for name in _prune(body)}
     _keep(graph.node, used[::-1])
