@@ -8,15 +8,17 @@ other; `docs/loss.md` has the formulas and the measurements.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from onnxgrail.core import Floats
 from onnxgrail.fidelity.intervals import unseen_share, upper_bound
 from onnxgrail.fidelity.measures import Measure, measure_of, unread
-from onnxgrail.fidelity.result import Verdict
-from onnxgrail.fidelity.tally import Table, Tally
+from onnxgrail.fidelity.result import Table, Verdict
+from onnxgrail.fidelity.tally import Tally
 from onnxgrail.fidelity.verdicts import verdict_of
 from onnxgrail.fidelity.words import SHARES
 
@@ -25,6 +27,7 @@ __all__ = ["AGREES", "Agreement", "Loss", "losses_of", "upper_bound", "worst_los
 AGREES = 0.98  # of counted things, at a loss of 1 %
 RELATIVE = "relative perplexity, exp(KL) - 1"
 MOST = 10**9  # more samples than this settle nothing
+FINER = (2.0, 5.0)  # times as many numbers as the next level of a pyramid, whose sides are half as long, rounded up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +79,7 @@ class Loss:
     """The loss of an output, or of a part of it, against the original.
 
     Attributes:
-        output: its name.
+        output: its name; the names of all levels of a pyramid.
         part: its columns, empty if the whole output is one part.
         name: of the loss.
         kind: of the output.
@@ -102,11 +105,12 @@ class Loss:
 def losses_of(tally: Tally) -> tuple[Loss, ...]:
     """Return the losses of all outputs, the worst one first.
 
+    Outputs of one kind at several resolutions, as detectors give, are judged as one: each alone shows few objects.
     States that are fed back count only if there are no other outputs: their effect is in the other outputs.  Scores of
     which none is above 0.1 in any sample, and boxes beside them, count only if there are no others.  Labels that are
     equal on all samples prove little; where there are no other outputs, their bound says so.
     """
-    tables = tally.tables()
+    tables = list(_pooled(tally.tables()))
     others = [table for table in tables if table.part.kind != "state"]
     known = [table for table in others if not unread(table.part, table.sums)]
     judged = known or others or tables
@@ -117,6 +121,45 @@ def losses_of(tally: Tally) -> tuple[Loss, ...]:
 def worst_loss(tally: Tally) -> Loss | None:
     """Return the loss of the output that decides: the one with the largest bound. None if nothing is comparable."""
     return next(iter(losses_of(tally)), None)
+
+
+def _pooled(tables: Sequence[Table]) -> Iterator[Table]:
+    """Yield one table for the levels of a pyramid, and all other tables as they are.
+
+    Only scores, and boxes at positions with a score, are joined: they are sums over what is found, wherever that is.
+    """
+    alike: dict[tuple[object, ...], list[Table]] = {}
+    for table in tables:
+        part, width = table.part, table.sums.shape[1]
+        summed = part.kind == "scores" or (part.kind == "values" and width > 2)
+        content = (part.kind, part.form, part.axis, part.columns, part.gate, part.rows, part.dominant)
+        key = (len(table.shape), table.sums.shape, *content) if summed else (table.output, *content)
+        alike.setdefault(key, []).append(table)
+    for group in alike.values():
+        yield from map(_joined, _levels(group))
+
+
+def _levels(group: Sequence[Table]) -> list[Sequence[Table]]:
+    """Return which tables are levels of one pyramid: the first ones of each size, the second ones, and so on.
+
+    Outputs are often ordered by level (scores, boxes, scores, boxes), or by content (scores, scores, boxes, boxes).
+    """
+    sizes: dict[tuple[int, ...], list[Table]] = {}
+    for table in sorted(group, key=lambda table: -math.prod(table.shape)):
+        sizes.setdefault(table.shape, []).append(table)
+    steps = [(math.prod(a) / max(math.prod(b), 1), a, b) for a, b in pairwise(sizes)]
+    halved = all(FINER[0] < ratio < FINER[1] and all(map(int.__ge__, a, b)) for ratio, a, b in steps)
+    even = len({len(some) for some in sizes.values()}) == 1
+    return list(zip(*sizes.values(), strict=True)) if halved and even else [(table,) for table in group]
+
+
+def _joined(levels: Sequence[Table]) -> Table:
+    """Return the sums over the levels of a pyramid."""
+    if len(levels) == 1:
+        return levels[0]
+    broken = np.logical_or.reduce([table.broken for table in levels])
+    names = ", ".join(table.output for table in levels)
+    return replace(levels[0], output=names, sums=np.sum([table.sums for table in levels], axis=0), broken=broken)
 
 
 def _badness(loss: Loss) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The result for one output: the distances every output has, and the verdict of its kind's measure."""
+"""The result for one output: its sums per sample, the distances every output has, the verdict of its kind's measure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,36 @@ from dataclasses import asdict, dataclass, field
 from math import exp, inf
 from typing import Any
 
+from onnxgrail.core import Bools, Floats
 from onnxgrail.fidelity.goals import Hits
+from onnxgrail.fidelity.kinds import Part
 from onnxgrail.fidelity.sums import Sums
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Table:
+    """The sums per sample of an output, or of a part of it.
+
+    Attributes:
+        output: its name; of several outputs that are judged as one, their names.
+        part: its content.
+        shape: of the output for one sample.
+        sums: (n, k) from the measure of the part, in the order of the samples.
+        broken: (n,) mask of samples with values that are NaN or infinite while the reference is finite.
+        details: further measures over all samples.
+    """
+
+    output: str
+    part: Part
+    shape: tuple[int, ...]
+    sums: Floats
+    broken: Bools
+    details: Mapping[str, float]
+
+    @property
+    def active(self) -> Floats | None:
+        """Return (n,) sums of the scores above 0.1, the higher ones of both models; None for other content."""
+        return self.sums[:, 1] if self.part.kind == "scores" else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds import SLACK, Part, parts_of
 from onnxgrail.fidelity.measures import MEASURES, Batch, active
-from onnxgrail.fidelity.result import Fidelity, Verdict, finish
+from onnxgrail.fidelity.result import Fidelity, Table, Verdict, finish
 from onnxgrail.fidelity.spread import Spread
 from onnxgrail.fidelity.sums import BLOCK, PER_SAMPLE, Distances, Sums, distances, pairs, usable, widened
 from onnxgrail.fidelity.tables import kind_of
@@ -123,30 +123,6 @@ class Tally:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Table:
-    """The sums per sample of an output, or of a part of it.
-
-    Attributes:
-        output: its name.
-        part: its content.
-        sums: (n, k) from the measure of the part, in the order of the samples.
-        broken: (n,) mask of samples with values that are NaN or infinite while the reference is finite.
-        details: further measures over all samples.
-    """
-
-    output: str
-    part: Part
-    sums: Floats
-    broken: Bools
-    details: Mapping[str, float]
-
-    @property
-    def active(self) -> Floats | None:
-        """Return (n,) sums of the scores above 0.1, the higher ones of both models; None for other content."""
-        return self.sums[:, 1] if self.part.kind == "scores" else None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Seen:
     """One output in one batch.
 
@@ -251,6 +227,7 @@ class _Judge:
         name: of the output; clues: about the model's inputs; known: see `Tally`.
         count, size: number of samples and bytes before the content is detected.
         alone: True if the output is too large to wait for others.
+        shape: of a sample.
         parts: the content; tables: their sums per sample; spreads: location of the error of values.
         squares: error and energy per sample, in case later batches contradict the detected kind.
         broken: mask of samples with values that are not finite.
@@ -262,6 +239,7 @@ class _Judge:
     count: int = 0
     size: int = 0
     alone: bool = False
+    shape: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
     tables: list[list[Floats]] = field(default_factory=list)
     spreads: list[Spread] = field(default_factory=list)
@@ -283,7 +261,7 @@ class _Judge:
             return
         if self.name not in self.known:
             self.known[self.name] = parts_of(self.name, list(_first(first)), self.clues)
-        self.parts = self.known[self.name]
+        self.shape, self.parts = first[0].wanted.shape[1:], self.known[self.name]
         self.tables = [[] for _ in self.parts]
         self.spreads = [Spread() for _ in self.parts]
 
@@ -331,6 +309,7 @@ class _Judge:
             Table(
                 output=self.name,
                 part=part,
+                shape=self.shape,
                 sums=np.concatenate(table),
                 broken=np.concatenate(self.broken),
                 details=spread.details(),
