@@ -32,6 +32,7 @@ from onnxgrail.search.repairs import Plan, repaired, runs_alongside
 
 LEAST, MOST = 8, 64  # samples on which single blocks are tried
 HEAVY, FEWEST = 2e12, 2  # multiply-accumulates from which on all these trials have fewer samples, but this many
+JUDGED = 1000  # multiply-accumulates that take as long as judging one number of an output (25 to 90 ns measured)
 PASSES, MACS = 5, 1e11  # over the data, or multiply-accumulates if that is more, that all these trials may take
 RUNS, SHARE, FEW = 1.0, 8, 64  # runs that fits may take, each to one sample in `SHARE`, but no fewer than `FEW`
 FITTED = 6  # most blocks that are tried with fits
@@ -230,10 +231,17 @@ def _content(search: Search) -> Floats:
         return judge.content()
 
 
+def _numbers(prepared: Prepared) -> int:
+    """Return how many numbers the outputs of the observed samples have."""
+    return sum(
+        math.prod(prepared.survey.facts.shapes.get(value.name or "", ())) for value in prepared.model.graph.outputs
+    )
+
+
 def _some(prepared: Prepared, blocks: int, near: Near, content: Content) -> Batches:
     """Return feeds for the trials of single blocks: few enough not to take long, those with content."""
     batches, trials = prepared.batches, near.trials * max(blocks, 1)
-    macs = counting.macs(prepared.model, prepared.survey) / prepared.samples
+    macs = (counting.macs(prepared.model, prepared.survey) + JUDGED * _numbers(prepared)) / prepared.samples
     least = min(max(HEAVY / max(macs * trials, 1.0), FEWEST), LEAST)
     samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, least), MOST)
     each = max(1, math.ceil(batches.samples / max(len(batches), 1)))  # the last feed may be shorter

