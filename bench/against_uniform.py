@@ -1,11 +1,12 @@
 """Measure how much more the search removes than uniform widths at the same loss.
 
-    python -m bench.against_uniform [FOLDER] [--models a,b] [--limits 0.01 0.05] [--out FILE]
+    python -m bench.against_uniform [FOLDER] [--minilm MODEL CALIB HELDOUT] [--models a,b] [--limits 0.01 0.05]
 
 The search minimizes parameters within a limit.  Its file is judged on held-out samples that neither way has seen; then
 the smallest file with uniform widths (`--target-params`, `--allocate uniform`) that loses no more there is found by
-bisection.  All other options are the defaults, for both.  Models are those of `bench/loss_against_agreement.py`.  A
-finished row replaces the one in the results.  `docs/fidelity.md` shows the table.
+bisection.  All other options are the defaults, for both.  Models are those of `bench/loss_against_agreement.py`, and a
+sentence encoder with files of tokens (bench/minilm_export.py, bench/minilm_text.py).  A finished row replaces the one
+in the results.  `docs/fidelity.md` shows the table.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import onnxgrail
-from bench.loss_against_agreement import Subject, judged, subjects
+from bench.loss_against_agreement import Subject, judged, same, subjects
 from onnxgrail.errors import OnnxGrailError
 from onnxgrail.fidelity.loss import losses_of
 from onnxgrail.graph.cost import counting
@@ -44,6 +47,7 @@ def main() -> None:
     """Parse the options, measure, and write the results after every row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--minilm", nargs=3, type=Path, metavar=("MODEL", "CALIB", "HELDOUT"))
     parser.add_argument("--models", help="names, separated by commas")
     parser.add_argument("--limits", nargs="+", type=float, default=(0.01, 0.05))
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -51,13 +55,18 @@ def main() -> None:
     wanted = args.models.split(",") if args.models else None
     rows = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out.exists() else []
     with tempfile.TemporaryDirectory(prefix="uniform-") as folder:
-        for subject in subjects(args.folder):
+        for subject in (*subjects(args.folder), *([encoder(*args.minilm)] if args.minilm else [])):
             for limit in args.limits if wanted is None or subject.name in wanted else ():
                 rows = [r for r in rows if (r["model"], r["limit"]) != (subject.name, limit)]
                 rows.append(row(subject, limit, Path(folder) / "o.onnx"))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
                 date = datetime.now(UTC).date().isoformat()
                 args.out.write_text(json.dumps({"date": date, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def encoder(model: Path, calibration: Path, heldout: Path) -> Subject:
+    """Return the sentence encoder with its tokens."""
+    return Subject(name="MiniLM", model=model, data=calibration, held=dict(np.load(heldout)), judge=same)
 
 
 def row(subject: Subject, limit: float, file: Path) -> dict[str, Any]:
