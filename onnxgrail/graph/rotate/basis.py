@@ -165,37 +165,41 @@ def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
             channels between the parts of convolutions, a (width, width) invertible matrix; for those inside heads,
             (groups, width, width) such matrices, or (units,) an order of what is picked.
     """
-    graph = found.model.graph
+    graph, facts = found.model.graph, found.facts
+    slots_of = [(stream, slot, bases[name]) for name, stream in found.streams.items() for slot in stream.slots]
     with names_kept(graph):
-        for name, stream in found.streams.items():
-            _rotate(graph, stream, found.facts, bases[name])
         captured = {name for node in graph for name in captures(node)}
+        for stream, slot, basis in slots_of:
+            if slot.norm is None:
+                _turn(graph, stream, slot, facts, basis, captured)
         for name, inside in found.heads.items():
             basis = bases[name]
-            rotate_heads(graph, inside, basis[None] if inside.kind == "rank" else basis, found.facts, captured)
+            rotate_heads(graph, inside, basis[None] if inside.kind == "rank" else basis, facts, captured)
+        for name, stream in found.streams.items():
+            for norm in stream.norms:
+                _simplify(graph, norm, name, facts.dtypes[norm.source.name or ""])
+        for stream, slot, basis in slots_of:
+            if slot.norm is not None:  # last: shifts become biases, in the basis of what the layers write
+                _turn(graph, stream, slot, facts, basis, captured)
     return found.model
 
 
-def _rotate(graph: ir.Graph, stream: Stream, facts: Facts, basis: Floats) -> None:
-    captured = {name for node in graph for name in captures(node)}
-    centered = any(norm.centered for norm in stream.norms)
+def _turn(graph: ir.Graph, stream: Stream, slot: Slot, facts: Facts, basis: Floats, captured: Collection[str]) -> None:
+    """Change the basis of one constant."""
+    array = constant_of(slot.value, slot.value.name or "", facts)
+    assert array is not None
+    values = array.astype(np.result_type(array, np.float32))
+    if slot.norm is not None and slot.norm.shift is not None and slot.norm.shift.any():
+        _shift(graph, slot, _along(values, slot.axis, slot.norm.shift[:, None]).ravel(), facts, captured)
+    if slot.norm is not None and slot.norm.gain is not None:
+        values = values * _stretched(slot.norm.gain, values.ndim, slot.axis).astype(values.dtype)
+    if any(norm.centered for norm in stream.norms) and not slot.reads:
+        values = values - values.mean(axis=slot.axis, keepdims=True)
     inverse = np.asarray(np.linalg.inv(basis).T, basis.dtype) if stream.linear else basis
-    for slot in stream.slots:
-        array = constant_of(slot.value, slot.value.name or "", facts)
-        assert array is not None
-        values = array.astype(np.result_type(array, np.float32))
-        if slot.norm is not None and slot.norm.shift is not None and slot.norm.shift.any():
-            _shift(graph, slot, _along(values, slot.axis, slot.norm.shift[:, None]).ravel(), facts, captured)
-        if slot.norm is not None and slot.norm.gain is not None:
-            values = values * _stretched(slot.norm.gain, values.ndim, slot.axis).astype(values.dtype)
-        if centered and not slot.reads:
-            values = values - values.mean(axis=slot.axis, keepdims=True)
-        values = _along(values, slot.axis, inverse if slot.reads else basis)
-        limit = slots.largest(array.dtype)
-        places = [(slot.node, slot.operand), *slot.also]
-        sweep(graph, set_operands(graph, places, np.clip(values, -limit, limit).astype(array.dtype), captured))
-    for norm in stream.norms:
-        _simplify(graph, norm, stream.name, facts.dtypes[norm.source.name or ""])
+    values = _along(values, slot.axis, inverse if slot.reads else basis)
+    limit = slots.largest(array.dtype)
+    places = [(slot.node, slot.operand), *slot.also]
+    sweep(graph, set_operands(graph, places, np.clip(values, -limit, limit).astype(array.dtype), captured))
 
 
 def _stretched(vector: Floats, rank: int, axis: int) -> Floats:
@@ -208,7 +212,7 @@ def _along(array: Floats, axis: int, matrix: Floats) -> Floats:
     return np.ascontiguousarray(np.moveaxis(moved @ matrix.astype(array.dtype), -1, axis))
 
 
-def _shift(graph: ir.Graph, slot: Slot, vector: Floats, facts: Facts, captured: set[str]) -> None:
+def _shift(graph: ir.Graph, slot: Slot, vector: Floats, facts: Facts, captured: Collection[str]) -> None:
     """Add a vector to the bias of a layer, or add a bias."""
     node = slot.node
     place = (node, 2) if len(node.inputs) > 2 and node.inputs[2] is not None else _bias_of(node, facts, vector.size)

@@ -68,7 +68,8 @@ def walls_of(stream: Stream, facts: Facts) -> list[Wall]:
     for slot in stream.slots:
         if len(facts.shapes[slot.value.name or ""]) > 1:
             readers.setdefault(_root(slot.value), []).append(slot)
-    shared = [slot for same in readers.values() if len(same) > 1 or _others(same) for slot in same]
+    places = {value: {(slot.node, slot.operand) for slot in same} for value, same in readers.items()}
+    shared = [slot for v, same in readers.items() if len(places[v]) > 1 or _others(same) for slot in same]
     walls = {(w.value, w.node, w.ahead): w for w in (_on_last_axis(w, stream, facts) for w in stream.walls)}
     for slot in shared:
         value = slot.node.inputs[0] if slot.reads else slot.node.outputs[0]

@@ -167,10 +167,10 @@ class _Finder:
             stream.walls.append(Wall(value, axis, norm, None, ahead=False))
         elif node not in done and not self._through(stream, Step(node, None, axis, self.facts), norm, done):
             slots = writing(node, axis, self.facts) if norm is None else None
-            done.add(node)
             if slots is None:
+                done.add(node)
                 stream.walls.append(Wall(value, axis, norm, node, ahead=False))
-            else:
+            else:  # a layer may also read the stream
                 stream.slots += slots
 
     def _ahead(self, stream: Stream, value: ir.Value, place: tuple[ir.Node, int], done: set[ir.Node]) -> None:

@@ -1,0 +1,103 @@
+"""Layers with both sides in another basis: shifts of normalizations that become their biases, and a stream on both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxgrail.calibration.observe import observe
+from onnxgrail.core import Floats, Kind
+from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
+from onnxgrail.graph.trace.tracer import trace
+from tests.oracle import check_same, run
+from tests.tiny import feed, ints, tiny
+from tests.turned import orthogonal, without
+
+WIDTH, HEADS, SIZE, NARROW = 8, 2, 4, 6
+
+
+def layers(name: str, width: int) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Two layers without biases, added to `{name}0`, that read it normalized; the sums and a normalized sum."""
+    text = ""
+    shapes: dict[str, tuple[int, ...]] = {f"{name}g": (width,), f"{name}s": (width,)}
+    for i in range(2):
+        text += f"""
+            {name}n{i} = LayerNormalization(x{name}{i}, {name}g, {name}s)
+            {name}u{i} = MatMul({name}n{i}, {name}up{i})
+            {name}r{i} = Relu({name}u{i})
+            {name}d{i} = MatMul({name}r{i}, {name}down{i})
+            x{name}{i + 1} = Add(x{name}{i}, {name}d{i})"""
+        shapes |= {f"{name}up{i}": (width, 5), f"{name}down{i}": (5, width)}
+    return f"{text}\n{name}end = LayerNormalization(x{name}2, {name}g, {name}s)\n", shapes
+
+
+ATTENTION = "".join(
+    f"{p}1 = MatMul(aend, w{p})\n{p}2 = Reshape({p}1, into)\n{p}3 = Transpose<perm=[{order}]>({p}2)\n"
+    for p, order in (("q", "0,2,1,3"), ("k", "0,2,3,1"), ("v", "0,2,1,3"))
+)
+ATTENTION += """
+    scores = MatMul(q3, k3)
+    weights = Softmax(scores)
+    mixed = MatMul(weights, v3)
+    back = Transpose<perm=[0,2,1,3]>(mixed)
+    flat = Reshape(back, from)
+    y = MatMul(flat, wo)
+"""
+READERS = {
+    "a linear stream": ("low = MatMul(aend, wlow)\ny = MatMul(low, wo)", {"wlow": (WIDTH, 4), "wo": (4, 3)}),
+    "a linear stream of convolutions": (
+        "t = Transpose<perm=[0,2,1]>(aend)\nlow = Conv(t, wlow)\ny = Conv(low, wo)",
+        {"wlow": (4, WIDTH, 1), "wo": (3, 4, 1)},
+    ),
+    "heads": (
+        ATTENTION,
+        {**{f"w{p}": (WIDTH, WIDTH) for p in "qkvo"}, "into": ints(0, 0, HEADS, SIZE), "from": ints(0, 0, WIDTH)},
+    ),
+    "the next stream": (
+        "xb0 = MatMul(aend, reduce)" + layers("b", NARROW)[0] + "y = MatMul(bend, wo)",
+        {"reduce": (WIDTH, NARROW), **layers("b", NARROW)[1], "wo": (NARROW, 3)},
+    ),
+    "the same stream": (
+        "xb3 = MatMul(aend, mix)\nxb4 = Add(xa2, xb3)\nlast = LayerNormalization(xb4, ag, as)\ny = MatMul(last, wo)",
+        {"mix": (WIDTH, WIDTH), "wo": (WIDTH, 3)},
+    ),
+}
+
+
+def bases_of(found: Rotatable) -> dict[str, Floats]:
+    """A random basis for everything that can be turned."""
+    rng = np.random.default_rng(1)
+    streams = {name: np.linalg.qr(rng.normal(size=(s.width, s.width)))[0] for name, s in found.streams.items()}
+    return streams | {n: rng.normal(size=(one.groups, one.width, one.width)) for n, one in found.heads.items()}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_new_bias_is_in_the_basis_of_what_its_layer_writes(reader: str) -> None:
+    end, shapes = READERS[reader]
+    model = tiny("float[2,5,6] x => float[] y", f"xa0 = MatMul(x, w){layers('a', WIDTH)[0]}{end}", weights(shapes))
+    found = rotatable(model, observe(model, feed(model)), kinds(reader))
+    assert len(found.names) == {"the same stream": 1, "heads": 3}.get(reader, 2)
+    check_same(run(rotate(found, bases_of(found)), feed(model)), run(model, feed(model)))
+
+
+def test_a_layer_reads_and_writes_a_linear_stream() -> None:
+    text = "h0 = Conv(x, wi)\np = Conv(h0, wm, bm)\nh1 = Add(h0, p)\nc = Conv(h1, wu)\nr = Relu(c)\ny = Conv(r, wo)"
+    shapes = {"wi": (8, 3, 1), "wm": (8, 8, 1), "bm": (8,), "wu": (9, 8, 1), "wo": (3, 9, 1)}
+    model = tiny("float[2,3,5] x => float[] y", text, shapes)
+    found = rotatable(model, observe(model, feed(model)), ("stream",))
+    assert [len(stream.slots) for stream in found.streams.values()] == [5]
+    other = rotate(found, {name: np.diag(np.arange(1.0, 9)) @ orthogonal(8) for name in found.streams})
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    survey = trace(other, observe(other, feed(other)))
+    slim = run(without(other, survey, 5), feed(model))["y"]
+    assert np.abs(slim - run(model, feed(model))["y"]).max() > 1e-2
+
+
+def kinds(reader: str) -> tuple[Kind, ...]:
+    """The kinds of blocks to turn."""
+    return ("stream", "qk", "vo") if reader == "heads" else ("stream",)
+
+
+def weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """All weights of a model."""
+    return {"w": (6, WIDTH), **layers("a", WIDTH)[1], **shapes}
