@@ -8,6 +8,7 @@ import pytest
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Floats, Kind
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
+from onnxgrail.graph.rotate.bridges import UNNORMED
 from onnxgrail.graph.trace.tracer import trace
 from tests.oracle import check_same, run
 from tests.tiny import feed, ints, tiny
@@ -16,7 +17,7 @@ from tests.turned import orthogonal, without
 WIDTH, HEADS, SIZE, NARROW = 8, 2, 4, 6
 
 
-def layers(name: str, width: int) -> tuple[str, dict[str, tuple[int, ...]]]:
+def layers(name: str, width: int, hidden: int = 5) -> tuple[str, dict[str, tuple[int, ...]]]:
     """Two layers without biases, added to `{name}0`, that read it normalized; the sums and a normalized sum."""
     text = ""
     shapes: dict[str, tuple[int, ...]] = {f"{name}g": (width,), f"{name}s": (width,)}
@@ -27,7 +28,7 @@ def layers(name: str, width: int) -> tuple[str, dict[str, tuple[int, ...]]]:
             {name}r{i} = Relu({name}u{i})
             {name}d{i} = MatMul({name}r{i}, {name}down{i})
             x{name}{i + 1} = Add(x{name}{i}, {name}d{i})"""
-        shapes |= {f"{name}up{i}": (width, 5), f"{name}down{i}": (5, width)}
+        shapes |= {f"{name}up{i}": (width, hidden), f"{name}down{i}": (hidden, width)}
     return f"{text}\n{name}end = LayerNormalization(x{name}2, {name}g, {name}s)\n", shapes
 
 
@@ -43,6 +44,7 @@ ATTENTION += """
     flat = Reshape(back, from)
     y = MatMul(flat, wo)
 """
+HEAD = {"wo": (WIDTH, 3)}
 READERS = {
     "a linear stream": ("low = MatMul(aend, wlow)\ny = MatMul(low, wo)", {"wlow": (WIDTH, 4), "wo": (4, 3)}),
     "a linear stream of convolutions": (
@@ -78,6 +80,34 @@ def test_a_new_bias_is_in_the_basis_of_what_its_layer_writes(reader: str) -> Non
     found = rotatable(model, observe(model, feed(model)), kinds(reader))
     assert len(found.names) == {"the same stream": 1, "heads": 3}.get(reader, 2)
     check_same(run(rotate(found, bases_of(found)), feed(model)), run(model, feed(model)))
+
+
+@pytest.mark.parametrize("norm", ["LayerNormalization", "SimplifiedLayerNormalization"])
+def test_a_layer_that_reads_a_stream_as_it_is_sees_its_mean(norm: str) -> None:
+    text = layers("a", WIDTH)[0]
+    text = text.replace("MatMul(an0", "MatMul(xa0").replace(", as)", ")").replace("LayerNormalization", norm)
+    model = tiny(
+        "float[2,5,6] x => float[] y", f"xa0 = MatMul(x, w){text}y = MatMul(aend, wo)", weights({"wo": (WIDTH, 3)})
+    )
+    found = rotatable(model, observe(model, feed(model)), ("stream",))
+    assert [why.reason for why in found.refusals] == [UNNORMED][: norm == "LayerNormalization"]
+    assert len(found.streams) == (norm == "SimplifiedLayerNormalization")
+    check_same(run(rotate(found, bases_of(found)), feed(model)), run(model, feed(model)))
+
+
+@pytest.mark.parametrize("read", ["an0", "xa0"])
+def test_a_stream_that_begins_with_a_normalization_is_found_again_with_its_matrix(read: str) -> None:
+    """Embeddings that are normalized, then read normalized again (BLOOM, CLIP) or as they are (ModernBERT)."""
+    text, shapes = layers("a", WIDTH, hidden=40)
+    if read == "xa0":
+        text = text.replace("an0 = LayerNormalization(xa0, ag, as)", "").replace("MatMul(an0", "MatMul(xa0")
+    start = "e = MatMul(x, w)\nxa0 = LayerNormalization(e, ag, as)"
+    model = tiny("float[2,5,6] x => float[] y", f"{start}{text}y = MatMul(aend, wo)", weights(shapes | HEAD))
+    found = rotatable(model, observe(model, feed(model)), ("stream",))
+    assert [(name, len(stream.norms)) for name, stream in found.streams.items()] == [("an1", 3 if read == "an0" else 2)]
+    check_same(run(rotate(found, bases_of(found)), feed(model)), run(model, feed(model)))
+    again = rotatable(model, observe(model, feed(model)), ("stream",), list(found.names))
+    assert again.names == found.names
 
 
 def test_a_layer_reads_and_writes_a_linear_stream() -> None:

@@ -127,14 +127,20 @@ def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *
         walls = [(wall, stream.name) for stream in streams for wall in walls_of(stream, facts)]
         for wall, name in walls:
             facts = bridge(model.graph, wall, facts, name)
-        names = {stream.name for stream in streams}
         if walls:
-            streams = [s for s in streams_of(model, facts, norms_of(model, facts)) if s.name in names]
+            streams = _again(streams, streams_of(model, facts, norms_of(model, facts)))
         facts, linear = _linear(model, facts, pairs.values(), partial(wanted, "stream"))
     streams += linear
     chosen |= {stream.name: stream for stream in streams}
     refusals = tuple(why for why in whys.values() if why is not None)
     return Rotatable(model=model, facts=facts, streams=chosen, heads=pairs, refusals=refusals)
+
+
+def _again(streams: Iterable[Stream], found: Iterable[Stream]) -> list[Stream]:
+    """Return the streams that are found again, with their names: normalizations that follow a bridge may join them."""
+    names = {result: stream.name for stream in streams for result in stream.normalized}
+    known = [(stream, next((names[n] for n in stream.normalized if n in names), None)) for stream in found]
+    return [replace(stream, name=name) for stream, name in known if name is not None]
 
 
 def _linear(

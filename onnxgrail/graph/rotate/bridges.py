@@ -14,7 +14,7 @@ from onnxgrail.graph.cost.counting import node_macs
 from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, hand_over
-from onnxgrail.graph.rotate.layers import Slot
+from onnxgrail.graph.rotate.layers import Slot, reading
 from onnxgrail.graph.rotate.marked import BRIDGE
 from onnxgrail.graph.rotate.norms import sole
 from onnxgrail.graph.rotate.streams import Stream, Wall
@@ -22,6 +22,7 @@ from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Survey
 
 USABLE = 0.75  # share of the channels at which a stream with its matrices has to cost less than without
+UNNORMED = "it reads the stream without a normalization"
 
 
 def refusal(stream: Stream, facts: Facts) -> Refusal | None:
@@ -30,6 +31,11 @@ def refusal(stream: Stream, facts: Facts) -> Refusal | None:
     source = stream.norms[0].source.name or ""
     if len(centered) > 1:
         return Refusal(value=source, node="", op="", reason="layer and RMS normalizations read the same stream")
+    made = [wall.value for wall in walls if not wall.ahead]
+    slots = (slot for slot in stream.slots if slot.reads and slot.norm is None)
+    plain = next((slot.node for slot in slots if slot.node.inputs[0] not in made), None)
+    if centered == {True} and plain is not None:
+        return Refusal(value=source, node=plain.name or "", op=plain.op_type, reason=UNNORMED)
     for wall in walls:
         node, op = (
             ("", "output" if wall.ahead else "input")
@@ -37,7 +43,7 @@ def refusal(stream: Stream, facts: Facts) -> Refusal | None:
             else (wall.node.name or "", wall.node.op_type)
         )
         if centered == {True} and wall.ahead and wall.norm is None:
-            return Refusal(value=source, node=node, op=op, reason="it reads the stream without a normalization")
+            return Refusal(value=source, node=node, op=op, reason=UNNORMED)
         if wall.axis != len(facts.shapes[wall.value.name or ""]) - 1 or (
             wall.value.is_graph_output() and not wall.ahead
         ):
@@ -125,6 +131,8 @@ def _others(same: Sequence[Slot]) -> bool:
 def bridge(graph: ir.Graph, wall: Wall, facts: Facts, basis: str) -> Facts:
     """Insert a product with the identity, which takes the change of basis; return the facts with the new tensors.
 
+    Layers that read what a node computes still do: a stream whose normalizations subtract a mean has lost it.
+
     Args:
         graph: changed in place.
         wall: where the product is inserted.
@@ -138,7 +146,9 @@ def bridge(graph: ir.Graph, wall: Wall, facts: Facts, basis: str) -> Facts:
     node = ir.Node("", "MatMul", [value, eye], num_outputs=1, name=free_name(graph, f"{name}/rebased"))
     node.metadata_props[BRIDGE] = basis
     if not wall.ahead:
-        follow(graph, node, value, [use.node for use in value.uses() if use.node is not node])
+        read = [use for use in value.uses() if use.node is not node]
+        plain = [use.node for use in read if reading(use.node, use.idx, wall.axis, None, facts) is not None]
+        follow(graph, node, value, [use.node for use in read if use.node not in plain])
     else:
         follow(graph, node, value, [] if wall.node is None else [wall.node], output=wall.node is None)
     return with_layer(facts, (value, *node.outputs), shape, eye, numbers)
