@@ -37,6 +37,7 @@ from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import Record
 
 STEP = "rotation"  # cache key of the bases
+COUNTED = ("heads", "mlp")  # kinds of heads, and of the values of a single one
 DIFFERS = "in another basis inside heads, the model gives other numbers"
 
 
@@ -114,12 +115,12 @@ def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind], *, mea
     """Find what can be turned, for widths that follow from measured losses or not.
 
     Where bits are chosen beside widths, linear streams keep their basis: most of them stay whole, and then the bits of
-    their weights would be chosen for numbers that the file does not hold. Heads stay whole if a recipe counts them, or
+    their weights would be chosen for numbers that the file does not hold. Heads stay whole if a recipe names them, or
     if their pairs would have to go in equal shares: these have no basis, and lose more than heads do.
     """
     found = rotatable(prepared.model, prepared.survey.facts, kinds)
     shares = "heads" in kinds and recipe.widths is None and not measures
-    counted = [b for b in prepared.survey.blocks if b.kind == "heads" and b.name in (recipe.widths or {})]
+    counted = [b for b in prepared.survey.blocks if b.kind in COUNTED and b.name in (recipe.widths or {})]
     weights_of_heads = {slot.initializer for block in counted for slot in block.slots}
 
     def turns(name: str) -> bool:

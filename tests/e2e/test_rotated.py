@@ -85,13 +85,20 @@ def test_a_stream_that_keeps_all_channels_stays_as_it_is(ids: dict[str, Array]) 
 
 
 def test_the_whole_of_a_ratio_holds_the_stream_that_was_left_alone(ids: dict[str, Array]) -> None:
-    name = next(b["name"] for b in onnxgrail.inspect(prenorm()).blocks if b["name"].endswith("mlp"))
+    name = [b["name"] for b in onnxgrail.inspect(prenorm()).blocks if b["name"].endswith("mlp")][-1]
     left, cut = (
         onnxgrail.compress(prenorm(), data=ids, **choice)
         for choice in ({"widths": {name: 4}}, {"ratio": 0.6, "allocate": "uniform"})
     )
     assert stream_of(cut)["kept"] < WIDTH
     assert left.report.data["model"]["ratio_total"] == cut.report.data["model"]["ratio_total"]
+
+
+def test_widths_of_the_values_of_a_single_head_keep_its_basis(ids: dict[str, Array]) -> None:
+    values = next(b for b in onnxgrail.inspect(prenorm()).blocks if b["name"].endswith("mlp"))
+    result = onnxgrail.compress(prenorm(), data=ids, widths={values["name"]: 4})
+    assert [(b["kind"], b["kept"]) for b in result.report.data["blocks"] if b["name"] == values["name"]] == [("mlp", 4)]
+    assert not [b for b in result.report.data["blocks"] if b["kind"] in ("qk", "vo")]
 
 
 def test_a_dry_run_predicts_the_file(tmp_path: Path, ids: dict[str, Array]) -> None:

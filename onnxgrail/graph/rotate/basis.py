@@ -126,7 +126,7 @@ def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *
         streams = [s for s in every if whys[s.name] is None and wanted("stream", s.name)]
         walls = [(wall, stream.name) for stream in streams for wall in walls_of(stream, facts)]
         for wall, name in walls:
-            facts = bridge(model.graph, wall, facts, name)
+            facts = bridge(model.graph, wall, facts, name, layers=False)
         if walls:
             streams = _again(streams, streams_of(model, facts, norms_of(model, facts)))
         facts, linear = _linear(model, facts, pairs.values(), partial(wanted, "stream"))

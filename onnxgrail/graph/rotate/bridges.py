@@ -128,16 +128,16 @@ def _others(same: Sequence[Slot]) -> bool:
     return False
 
 
-def bridge(graph: ir.Graph, wall: Wall, facts: Facts, basis: str) -> Facts:
+def bridge(graph: ir.Graph, wall: Wall, facts: Facts, basis: str, *, layers: bool = True) -> Facts:
     """Insert a product with the identity, which takes the change of basis; return the facts with the new tensors.
-
-    Layers that read what a node computes still do: a stream whose normalizations subtract a mean has lost it.
 
     Args:
         graph: changed in place.
         wall: where the product is inserted.
         facts: of the graph.
         basis: name of the stream or table.
+        layers: if layers, too, read the product instead of what a node computes. In a stream whose normalizations
+            subtract a mean they must not: it is lost there.
     """
     value, name = wall.value, wall.value.name or ""
     shape, dtype = facts.shapes[name], facts.dtypes[name]
@@ -147,8 +147,8 @@ def bridge(graph: ir.Graph, wall: Wall, facts: Facts, basis: str) -> Facts:
     node.metadata_props[BRIDGE] = basis
     if not wall.ahead:
         read = [use for use in value.uses() if use.node is not node]
-        plain = [use.node for use in read if reading(use.node, use.idx, wall.axis, None, facts) is not None]
-        follow(graph, node, value, [use.node for use in read if use.node not in plain])
+        moved = [use for use in read if layers or reading(use.node, use.idx, wall.axis, None, facts) is None]
+        follow(graph, node, value, [use.node for use in moved])
     else:
         follow(graph, node, value, [] if wall.node is None else [wall.node], output=wall.node is None)
     return with_layer(facts, (value, *node.outputs), shape, eye, numbers)
