@@ -24,6 +24,7 @@ from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rewrite.interface import changed, fit
+from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
 LIMITS = {2: 2e-2, 4: 5e-5, 8: 1e-9}  # relative error allowed per itemsize of the model's floats
@@ -73,12 +74,40 @@ def trial_of(model: ir.Model, survey: Survey, feed: Feed, providers: Sequence[st
     )
 
 
-def same_function(model: ir.Model, other: ir.Model, feed: Feed, providers: Sequence[str]) -> bool:
-    """Return True if two models of full width give the same numbers, up to rounding."""
+def same_function(
+    model: ir.Model, other: ir.Model, feed: Feed, providers: Sequence[str], facts: Facts | None = None
+) -> bool:
+    """Return True if two models of full width give the same numbers, up to rounding.
+
+    Args:
+        model: the reference.
+        other: the model that should be the same function.
+        feed: inputs of both.
+        providers: execution providers.
+        facts: of the reference; if outputs differ, both are compared at the inputs of every step, too, and go on with
+            the reference's outputs of the step. None to compare outputs alone.
+    """
     names = [value.name or "" for value in model.graph.outputs]
-    (want,), (got,) = (_run(providers, one.clone(), [feed], names) for one in (model, other))
+    some = () if facts is None else led(model, steps(model, facts))
+    makes = [name for step in some for name in step.makes]
+    reads = [name for step in some for name in step.reads if name not in feed and name not in makes]
+    (want,) = _run(providers, model.clone(), [feed], list(dict.fromkeys([*names, *reads, *makes])))
+    (got,) = _run(providers, other.clone(), [feed], names)
+    if _alike(got, want, names, LOOSE * _limit(model)):
+        return True
+    if facts is None or not some:
+        return False
+    parts = other.clone()
+    held(parts, some, facts)
+    left = [name for name in dict.fromkeys([*reads, *names]) if name not in makes]
+    (got,) = _run(providers, parts, [{**feed, **{name: want[name] for name in makes}}], left, whole=True)
+    return _alike(got, want, left, LOOSE * _limit(model))
+
+
+def _alike(got: Feed, want: Feed, names: Sequence[str], limit: float) -> bool:
+    """Return True if all named tensors of floats agree up to rounding."""
     floats = [name for name in names if isinstance(want[name], np.ndarray) and want[name].dtype.kind == "f"]
-    return all(_distance(got[name], want[name]) <= LOOSE * _limit(model) for name in floats)
+    return all(_distance(got[name], want[name]) <= limit for name in floats)
 
 
 def doubt(trial: Trial, blocks: Sequence[Block], dead: Bools) -> str:

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import TypeVar
 
 import numpy as np
+import onnx_ir as ir
 
-from onnxgrail.calibration.agreement import Trial, doubt, doubt_by_steps, trial_of
+from onnxgrail.calibration.agreement import Trial, doubt, doubt_by_steps, same_function, trial_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Bools, Refusal
+from onnxgrail.errors import ModelError, RewriteError, StoppedError
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.memory import give_back
 from onnxgrail.machine.steps.codec import Record
 
+Item = TypeVar("Item")
 RUNS = 64  # maximum number of comparisons; each costs a run of both graphs
+CHANGES = 24  # the same for changes that keep all widths
 TOGETHER = "narrowing it together with the others does not give the masked result"
 TIPS = 16  # maximum number of blocks left out in turn, if a step gives another result
 TIPPED = "with its sums in another order, rounding tips a step such as a quantization, and an output moves by a level"
@@ -75,6 +80,33 @@ def proved(
     if in_files(prepared.model):  # large: return the memory of the comparisons
         give_back()
     return tuple(b for b in blocks if b.name in found["good"]), tuple(Refusal(**r) for r in found["refusals"])
+
+
+def unchanged(
+    prepared: Prepared, names: Sequence[str], change: Callable[[tuple[str, ...]], ir.Model], providers: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the names of changes that together leave the model the same function; those at fault are bisected.
+
+    Args:
+        prepared: the model and its data.
+        names: of changes that should not change the function, such as another basis of some weights.
+        change: returns the model with some of the changes, in the order of `names`.
+        providers: execution providers.
+    """
+    left = iter(range(CHANGES))
+
+    def holds(some: Sequence[str]) -> bool:
+        if next(left, None) is None:
+            return False
+        try:
+            other = change(tuple(some))
+            return same_function(prepared.model, other, prepared.feed, providers, prepared.survey.facts)
+        except StoppedError:
+            raise
+        except (ModelError, RewriteError):  # the runtime does not run what came of it
+            return False
+
+    return tuple(_passing(list(names), holds))
 
 
 @dataclass(slots=True, eq=False)
@@ -133,20 +165,20 @@ def _refusal(block: Block, reason: str) -> Refusal:
     return Refusal(value=block.slots[0].initializer, node=block.nodes[0], op=block.kind, reason=reason)
 
 
-def _passing(blocks: list[Block], holds: Callable[[Sequence[Block]], bool]) -> list[Block]:
+def _passing(items: list[Item], holds: Callable[[Sequence[Item]], bool]) -> list[Item]:
     """Return a subset, as large as possible, that holds together: bisect, then join the halves that pass."""
-    if not blocks or holds(blocks):
-        return blocks
-    if len(blocks) == 1:
+    if not items or holds(items):
+        return items
+    if len(items) == 1:
         return []
-    middle = len(blocks) // 2
-    first, second = _passing(blocks[:middle], holds), _passing(blocks[middle:], holds)
+    middle = len(items) // 2
+    first, second = _passing(items[:middle], holds), _passing(items[middle:], holds)
     joined = first + second
     if not first or not second or holds(joined):
         return joined
-    for block in second:  # each half passes alone: add the blocks that fit
-        if holds([*first, block]):
-            first = [*first, block]
+    for item in second:  # each half passes alone: add those that fit
+        if holds([*first, item]):
+            first = [*first, item]
     return first
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,9 +20,9 @@ from onnxgrail.algebra.rotation import (
 )
 from onnxgrail.allocation.choose import simple
 from onnxgrail.allocation.losses import tells
-from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.proof import unchanged
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.flatten.branches import folded
@@ -38,7 +39,7 @@ from onnxgrail.machine.steps.codec import Record
 
 STEP = "rotation"  # cache key of the bases
 COUNTED = ("heads", "mlp")  # kinds of heads, and of the values of a single one
-DIFFERS = "in another basis inside heads, the model gives other numbers"
+DIFFERS = "in another basis, the model gives other numbers"
 
 
 def rotates(recipe: Recipe) -> bool:
@@ -103,12 +104,23 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
         if known is None:
             measured = _measured(prepared, found, job)
             known = job.steps.make(STEP, lambda: Record(arrays=_bases(prepared, found, measured)))
-        done = _in_bases(prepared, found, known.arrays, recipe)
-        if not found.heads or same_function(prepared.model, done.model, done.feed, recipe.providers):
-            return done
-        whole = rotatable(prepared.model, prepared.survey.facts, kinds, list(found.streams))
-        why = Refusal(value=next(iter(found.heads)), node="", op="MatMul", reason=DIFFERS)
-        return _in_bases(prepared, replace(whole, refusals=(*whole.refusals, why)), known.arrays, recipe)
+        return _proved(prepared, found, known.arrays, job)
+
+
+def _proved(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], job: Job) -> Prepared:
+    """Return the model in those bases in which it gives the same numbers; the others are refused by name."""
+    recipe, facts = job.recipe, prepared.survey.facts
+
+    @functools.cache
+    def turned(names: tuple[str, ...]) -> Prepared:
+        every = len(names) == len(found.names)
+        some = found if every else rotatable(prepared.model, facts, _turned(recipe), names)
+        return _in_bases(prepared, some, bases, recipe)
+
+    good = unchanged(prepared, found.names, lambda names: turned(names).model, recipe.providers)
+    done, wrong = turned(good), [name for name in found.names if name not in good]
+    refusals = [Refusal(value=name, node="", op="", reason=DIFFERS) for name in wrong]
+    return replace(done, survey=_refused(done.survey, refusals))
 
 
 def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind], *, measures: bool) -> Rotatable:
