@@ -169,7 +169,10 @@ def _corrected(
             break
         most = min(limit - max(real - measure(best.widths), 1.0), most - (real - limit) if bits else limit)
         best = find(most)
-    return best
+    if best.reached or most == limit:
+        return best
+    real = built(search.prepared, search.recipe, metric, best.widths, bits)
+    return replace(best, reached=real is not None and real <= limit)
 
 
 # --------------------------------------------------------------------------------------------------------- size
@@ -197,7 +200,7 @@ def _within_size(search: Search, target: Target, measure: Measure, limit: float)
         more = raised(rungs, bits, lambda more: with_bits(measure, rungs, more)(best.widths) <= limit)
         real = built(search.prepared, search.recipe, "size", best.widths, more)
         bits = bits if real is not None and real > limit else more
-    done = _result(search, _counted(target, with_bits(measure, rungs, bits), limit, best), best, used)
+    done = _result(search, _counted(target, with_bits(measure, rungs, bits), limit, best), best, used, bits)
     return replace(done, bits=bits)
 
 
@@ -285,17 +288,19 @@ def _counted(target: Target | None, measure: Measure, limit: float, fit: Fit) ->
     return Budget(target=target, before=measure.given, limit=limit, found=measure(fit.widths))
 
 
-def _result(search: Search, budget: Budget | None, fit: Fit, used: str) -> Allocation:
+def _result(search: Search, budget: Budget | None, fit: Fit, used: str, bits: Bits = NONE) -> Allocation:
     if budget is not None:
-        _reachable(search, budget, fit)
+        _reachable(search, budget, fit, bits)
     widths = without_pairs(search.prepared.model, search.prepared.survey, fit.widths)
     done = at_widths(search.prepared, search.blocks, search.recipe, widths, fit.ideal)
     return replace(done, budget=budget, used=used)
 
 
-def _reachable(search: Search, budget: Budget, fit: Fit) -> None:
+def _reachable(search: Search, budget: Budget, fit: Fit, bits: Bits) -> None:
     if fit.reached:
         return
+    real = built(search.prepared, search.recipe, budget.target.metric, fit.widths, bits)
+    budget = replace(budget, found=max(budget.found, real or 0.0))
     spec, unit = (".3g", " ms") if budget.target.metric == "latency" else (",.0f", "")
     share = f"{budget.found / max(budget.before, 1e-9):.1%}"
     least = f"{budget.found:{spec}}{unit} of {budget.before:{spec}}{unit} ({share})"

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 
 import onnxgrail
 from onnxgrail import models
+from onnxgrail.allocation import choose
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Recipe
 from onnxgrail.errors import NothingToCompressError, UsageError
@@ -95,6 +96,20 @@ def test_bits_alone_remove_nothing(wide: Path) -> None:
     with pytest.raises(UsageError, match=r"--target-size 8% is out of reach: with 3 weights in as few bits") as caught:
         small(wide, "no.onnx", target_size="8%", only_bits=True)
     assert "Leave out --only-bits" in str(caught.value.hint)
+
+
+def test_a_refusal_tells_the_bytes_of_the_file(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrow blocks may add bytes that were not counted: padding, names."""
+    real = choose.built
+
+    def larger(prepared: Any, recipe: Any, metric: Any, widths: Any, *bits: Any) -> float:
+        return (real(prepared, recipe, metric, widths, *bits) or 0.0) + 3000 * (max(widths.values()) < 50)
+
+    monkeypatch.setattr(choose, "built", larger)
+    with pytest.raises(UsageError, match=r"--target-size 4% is out of reach: ") as caught:
+        small(wide, "no.onnx", target_size="4%")
+    left = str(caught.value).partition("they may have ")[2].split()[0].replace(",", "")
+    assert int(left) > 0.04 * wide.stat().st_size
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("int4", 4), ("int8-weights", 8)])
