@@ -138,7 +138,10 @@ def dense(body: str) -> ir.Model:
     )
 
 
-@pytest.mark.parametrize(("body", "left"), [("g = Gemm(x, w, b)", ["Gemm"]), (SUM, ["MatMul", "Add"])])
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [("g = Gemm(x, w, b)", ["Gemm"]), ("g = Gemm<beta=0.5>(x, w, b)", ["Gemm"]), (SUM, ["MatMul", "Add"])],
+)
 def test_a_batch_normalization_goes_into_a_bias_of_two_axes(body: str, left: list[str]) -> None:
     model = dense(body)
     other, _ = turned(model, invertible())

@@ -51,6 +51,15 @@ READERS = {
         "t = Transpose<perm=[0,2,1]>(aend)\nlow = Conv(t, wlow)\ny = Conv(low, wo)",
         {"wlow": (4, WIDTH, 1), "wo": (3, 4, 1)},
     ),
+    "a scaled product": (
+        """
+        f = Reshape(xa2, rows)
+        n = LayerNormalization(f, ag, as)
+        low = Gemm<alpha=0.5, beta=2.0>(n, wlow, blow)
+        r = Relu(low)
+        y = MatMul(r, wo)""",
+        {"wlow": (WIDTH, 4), "blow": (4,), "wo": (4, 3), "rows": ints(-1, WIDTH)},
+    ),
     "heads": (
         ATTENTION,
         {**{f"w{p}": (WIDTH, WIDTH) for p in "qkvo"}, "into": ints(0, 0, HEADS, SIZE), "from": ints(0, 0, WIDTH)},
@@ -78,7 +87,7 @@ def test_a_new_bias_is_in_the_basis_of_what_its_layer_writes(reader: str) -> Non
     end, shapes = READERS[reader]
     model = tiny("float[2,5,6] x => float[] y", f"xa0 = MatMul(x, w){layers('a', WIDTH)[0]}{end}", weights(shapes))
     found = rotatable(model, observe(model, feed(model)), kinds(reader))
-    assert len(found.names) == {"the same stream": 1, "heads": 3}.get(reader, 2)
+    assert len(found.names) == {"the same stream": 1, "a scaled product": 1, "heads": 3}.get(reader, 2)
     check_same(run(rotate(found, bases_of(found)), feed(model)), run(model, feed(model)))
 
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Floats, Kind, Refusal
 from onnxgrail.graph import slots
-from onnxgrail.graph.attributes import name_of
+from onnxgrail.graph.attributes import name_of, number
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import set_operands
@@ -26,7 +26,7 @@ from onnxgrail.graph.rotate.bridges import bridge, follow, refusal, walls_of
 from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, tables_of
 from onnxgrail.graph.rotate.heads import products_of, rotate_heads
 from onnxgrail.graph.rotate.inside import Inside, complete, insides_of
-from onnxgrail.graph.rotate.layers import Slot
+from onnxgrail.graph.rotate.layers import Slot, factor_of_bias
 from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK, PLAIN
 from onnxgrail.graph.rotate.norms import Norm, norms_of
 from onnxgrail.graph.rotate.scaled import fold_scales
@@ -221,9 +221,12 @@ def _along(array: Floats, axis: int, matrix: Floats) -> Floats:
 def _shift(graph: ir.Graph, slot: Slot, vector: Floats, facts: Facts, captured: Collection[str]) -> None:
     """Add a vector to the bias of a layer, or add a bias."""
     node = slot.node
+    vector = vector * number(node, "alpha", 1.0) if node.op_type == "Gemm" else vector
     place = (node, 2) if len(node.inputs) > 2 and node.inputs[2] is not None else _bias_of(node, facts, vector.size)
     value = None if place is None else place[0].inputs[place[1]]
     old = None if value is None else constant_of(value, value.name or "", facts)
+    if place is None or place[0] is node:
+        vector = vector / factor_of_bias(node)
     if place is not None and old is not None:
         sweep(graph, set_operands(graph, [place], (old + vector.reshape(old.shape)).astype(old.dtype), captured))
         return

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import integer, number
 from onnxgrail.graph.rotate.norms import Norm
 from onnxgrail.graph.trace.facts import Facts
 
@@ -70,10 +70,15 @@ def reading(node: ir.Node, operand: int, axis: int, norm: Norm | None, facts: Fa
         fits = axis == len(shape) - 1 and rank > 1 and (rank == 2 or not shifted)
         return Slot(node=node, operand=1, axis=rank - 2, norm=norm, reads=True) if fits else None
     padded = node.op_type == "Conv" and set(facts.shapes[weight.name or ""][2:]) != {1}
-    if axis != 1 or (padded and shifted):
+    if axis != 1 or (shifted and (padded or not factor_of_bias(node))):
         return None
     at = 1 if node.op_type == "Conv" or integer(node, "transB") else 0
     return Slot(node=node, operand=1, axis=at, norm=norm, reads=True)
+
+
+def factor_of_bias(node: ir.Node) -> float:
+    """Return the number that a layer multiplies its bias by."""
+    return number(node, "beta", 1.0) if node.op_type == "Gemm" else 1.0
 
 
 def weight_of(node: ir.Node, facts: Facts) -> ir.Value | None:

@@ -18,7 +18,7 @@ from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import hand_over
-from onnxgrail.graph.rotate.layers import Slot, writing
+from onnxgrail.graph.rotate.layers import Slot, factor_of_bias, writing
 from onnxgrail.graph.rotate.passing import Step, passed
 from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of
@@ -76,7 +76,7 @@ def _scale(wall: Wall, facts: Facts, captured: Collection[str]) -> _Scale | None
 def _takes_shift(source: ir.Value, layer: Sequence[Slot]) -> bool:
     """Return True if what makes a tensor adds a constant, or can: then it also adds another one."""
     maker = source.producer()
-    return maker is layer[0].node and maker.op_type in ("Conv", "Gemm", "Add")
+    return maker is layer[0].node and maker.op_type in ("Conv", "Gemm", "Add") and factor_of_bias(maker) != 0
 
 
 _Affine = tuple[ir.Value, Floats, Floats | None]
@@ -137,7 +137,7 @@ def _fold(graph: ir.Graph, scale: _Scale, facts: Facts) -> Facts:
     shapes, dtypes, names = dict(facts.shapes), dict(facts.dtypes), set(facts.constants)
     dtype = facts.dtypes[scale.layer[0].value.name or ""]
     limit = slots.largest(dtype)
-    shift = scale.shift
+    shift = None if scale.shift is None else scale.shift / factor_of_bias(scale.layer[0].node)
     for slot in scale.layer:
         array = constant_of(slot.value, slot.value.name or "", facts)
         assert array is not None
