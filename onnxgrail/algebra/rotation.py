@@ -89,8 +89,26 @@ def basis_of_queries(queries: Sequence[Sequence[Stats]], keys: Sequence[Sequence
     return np.stack([balanced(np.asarray(sum(map(_moments, heads))), np.asarray(other)) for heads, other in pairs])
 
 
+def of_unit_size(heads: Sequence[Sequence[Stats]]) -> list[list[Stats]]:
+    """Return sums as if the rows of every head had the root mean square 1.
+
+    Args:
+        heads: per group of heads, sums over the rows of each head.
+    """
+    return [[_divided(sums, float(np.sqrt(max(_energies(sums).mean(), TINY)))) for sums in group] for group in heads]
+
+
+def _divided(sums: Stats, size: float) -> Stats:
+    return Stats(gram=sums.gram / size**2, total=sums.total / size, count=sums.count)
+
+
 def order_of_pairs(
-    queries: Sequence[Sequence[Stats]], keys: Sequence[Sequence[Stats]], turned: Sequence[Stats], units: Ints
+    queries: Sequence[Sequence[Stats]],
+    keys: Sequence[Sequence[Stats]],
+    turned: Sequence[Stats],
+    units: Ints,
+    *,
+    normed: bool = False,
 ) -> Floats:
     """Return the numbers of units, the one whose part of the scores varies most first.
 
@@ -104,22 +122,25 @@ def order_of_pairs(
         keys: per group of heads, squares over the rows of each key head, sorted by unit.
         turned: of queries and of keys after the rotation, sums over the rows of all heads.
         units: (width,) unit of every channel after the rotation.
+        normed: between them, queries or keys are normalized: what `turned` adds to the energy of a unit, over all
+            heads, counts in every head.
     """
     size = np.bincount(units)
     starts = np.cumsum(size) - size
-    before, after = np.zeros(len(size)), np.zeros(len(size))
+    before, after, gains = np.zeros(len(size)), np.zeros(len(size)), np.ones(len(size))
     for side, rotated in zip((queries, keys), turned, strict=True):
         heads = [sums for group in side for sums in group]
         before += np.add.reduceat(np.mean([_mean(sums) for sums in heads], axis=0) ** 2, starts)
         energy = np.add.reduceat(np.mean([_energies(sums) for sums in heads], axis=0), starts)
         scale = np.bincount(units, _energies(rotated)) / np.maximum(energy, TINY)  # the scores' scale may be in it
         after += np.bincount(units, _mean(rotated) ** 2) / np.maximum(scale, TINY)
+        gains *= scale if normed else 1.0
     still = np.minimum(after / np.maximum(before, TINY), 1.0)
     harms = np.zeros(len(size))
     for group, shared in zip(queries, keys, strict=True):
         moving = [_energies(sums) - np.repeat(still, size) * _mean(sums) ** 2 for sums in shared]
         harms += np.add.reduceat(sum(map(_energies, group)), starts) * np.add.reduceat(sum(moving), starts) / size
-    return np.argsort(-harms, kind="stable").astype(np.float64)
+    return np.argsort(-harms * gains, kind="stable").astype(np.float64)
 
 
 def basis_of_values(values: Sequence[Sequence[Sequence[Stats]]], products: Floats) -> Floats:

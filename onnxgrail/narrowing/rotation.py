@@ -15,6 +15,7 @@ from onnxgrail.algebra.rotation import (
     basis_of_layers,
     basis_of_queries,
     basis_of_values,
+    of_unit_size,
     order_of_pairs,
     unnormed,
 )
@@ -229,7 +230,10 @@ def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence
             groups = basis_of_values(sums, found.products(name))
             bases[name] = groups[0] if inside.kind == "rank" else groups
         elif inside.units is not None:
-            bases[name] = order_of_pairs(sums[0], sums[1], list(left), inside.units)
+            queries, keys = (
+                of_unit_size(side) if normed else side for side, normed in zip(sums, inside.normed, strict=True)
+            )
+            bases[name] = order_of_pairs(queries, keys, list(left), inside.units, normed=any(inside.norms))
         else:
             bases[name] = basis_of_queries(*sums)
     return bases

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from tests.property.sketch import Dim, Sketch, Step, channels
+from tests.property.steps_rows import root_mean_square
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def _stacked(g: Sketch, x: str, plan: Heads, *, inner: bool) -> tuple[str, str, 
 def apart(g: Sketch, row: str, count: int, plan: Heads) -> str:
     cells = g.reshape(row, "N", plan.tokens, count, plan.size)
     if g.rarely():  # a norm of every head, with a scale that heads share
+        cells = root_mean_square(g, cells)
+    elif g.rarely():
         cells = g.same(f"LayerNormalization<epsilon=0.01>({cells}, {g.weight(plan.size)})", cells)
     return g.add(f"Transpose<perm=[0,2,1,3]>({cells})", "N", count, plan.tokens, plan.size)
 

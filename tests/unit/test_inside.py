@@ -233,11 +233,19 @@ BENT = {
     "normalized": attention(
         scores=lines(
             """
-            q4 = RMSNormalization(q3, table)
+            q4 = LayerNormalization(q3, table)
             k4 = Transpose<perm=[0,1,3,2]>(k3)
             a1 = MatMul(q4, k4)
             """
         ),
+        weights={"table": (SIZE,)},
+    ),
+    "normalized values": attention(
+        softmax="""
+            a3 = Softmax<axis=-1>(a2)
+            v4 = RMSNormalization(v3, table)
+            o0 = MatMul(a3, v4)
+        """,
         weights={"table": (SIZE,)},
         opset=23,
     ),
@@ -258,6 +266,7 @@ BENT = {
     ("name", "left", "why"),
     [
         ("normalized", "vo", ("a1", POSITIONS)),
+        ("normalized values", "qk", ("v4", BENDS)),
         ("another product", "vo", ("a1", OTHER)),
         ("clipped values", "qk", ("v4", BENDS)),
         ("added to values", "qk", ("v4", BENDS)),

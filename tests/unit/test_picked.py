@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -130,19 +132,33 @@ WAYS: dict[str, tuple[str, str, Weights, int, int]] = {
     ),
     "scaled by position": ("", "$p4 = Mul($p3, cosine)\n", {"cosine": np.cos(WHOLE)}, 8, 20),
 }  # fmt: skip
+FORMS = {**WAYS, "none": ("", "$p4 = Identity($p3)\n", {}, SIZE, 20)}
 
 
-def rotary(way: str, *, keys: str = "k5 = Unsqueeze(k4, second)\n", packed: bool = False) -> ir.Model:
+def rotary(
+    way: str,
+    *,
+    keys: str = "k5 = Unsqueeze(k4, second)\n",
+    packed: bool = False,
+    norms: Sequence[str] = ("", ""),
+    given: Weights | None = None,
+) -> ir.Model:
     """An attention layer whose query heads share keys and values, with rotary embeddings.
 
-    If `packed`, one weight makes queries, keys and values, which are slices of what it computes.
+    If `packed`, one weight makes queries, keys and values, which are slices of what it computes. `norms` make $pn of
+    queries and keys $p2 before their heads are moved, with the weights `given`.
     """
-    before, each, weights, _, opset = WAYS[way]
+    before, each, weights, _, opset = FORMS[way]
+    normed = dict(zip("qk", norms, strict=True))
     made = "p0 = MatMul(x, w)\np1 = Add(p0, b)\n" if packed else ""
     one = "$p1 = Slice(p1, start$p, end$p, last)\n" if packed else "$p0 = MatMul(x, w$p)\n$p1 = Add($p0, b$p)\n"
     projected = made + "".join(
-        lines(f"{one}$p2 = Reshape($p1, into$p)\n", p=p)
-        + lines("$p3 = Transpose<perm=[0,2,1,3]>($p2)\n" + (each if p != "v" else "$p4 = Identity($p3)\n"), p=p)
+        lines(f"{one}$p2 = Reshape($p1, into$p)\n{normed.get(p, '')}", p=p)
+        + lines(
+            f"$p3 = Transpose<perm=[0,2,1,3]>($p{'n' if normed.get(p) else '2'})\n"
+            + (each if p != "v" else "$p4 = Identity($p3)\n"),
+            p=p,
+        )
         for p in "qkv"
     )
     shared = "".join(lines("$p6 = Expand($p5, twice)\n$p7 = Reshape($p6, heads)\n", p=p) for p in "kv")
@@ -174,7 +190,9 @@ def rotary(way: str, *, keys: str = "k5 = Unsqueeze(k4, second)\n", packed: bool
         "back": ints(0, 0, -1),
         "scale": scalar(SIZE**-0.5),
         "wo": (HEADS * SIZE, 5),
+        **(given or {}),
     }
+    opset = 23 if "RMSNormalization" in body else opset
     return tiny(f"float[N,{TOKENS},{WIDTH}] x => float[] y", body, {**shapes, **weights}, opset=opset,
                 imports={"com.microsoft": 1} if "com.microsoft" in each else None)  # fmt: skip
 

@@ -27,8 +27,8 @@ from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, table
 from onnxgrail.graph.rotate.heads import products_of, rotate_heads
 from onnxgrail.graph.rotate.inside import Inside, complete, insides_of
 from onnxgrail.graph.rotate.layers import Slot, factor_of_bias
-from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK, PLAIN
-from onnxgrail.graph.rotate.norms import Norm, norms_of
+from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK
+from onnxgrail.graph.rotate.norms import norms_of, simplify
 from onnxgrail.graph.rotate.scaled import fold_scales
 from onnxgrail.graph.rotate.streams import Stream, linear_streams_of, streams_of
 from onnxgrail.graph.rotate.unfused import separate
@@ -183,7 +183,7 @@ def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
             rotate_heads(graph, inside, basis[None] if inside.kind == "rank" else basis, facts, captured)
         for name, stream in found.streams.items():
             for norm in stream.norms:
-                _simplify(graph, norm, name, facts.dtypes[norm.source.name or ""])
+                simplify(graph, replace(norm, gain=None), {MARK: name}, facts)  # layers take the gain
         for stream, slot, basis in slots_of:
             if slot.norm is not None:  # last: shifts become biases, in the basis of what the layers write
                 _turn(graph, stream, slot, facts, basis, captured)
@@ -252,23 +252,3 @@ def _bias_of(node: ir.Node, facts: Facts, width: int) -> tuple[ir.Node, int] | N
     shape = facts.shapes.get(name, ())
     fits = name in facts.constants and name not in facts.stored and int(np.prod(shape)) == width == (shape or (0,))[-1]
     return (readers[0].node, operand) if fits else None
-
-
-def _simplify(graph: ir.Graph, norm: Norm, stream: str, dtype: np.dtype) -> None:
-    """Replace a normalization by a division by the root mean square."""
-    result = norm.result
-    ones = constant(graph, np.ones(norm.width).astype(dtype), f"{result.name}/gain")
-    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", norm.epsilon)]
-    node = ir.Node("", PLAIN, [norm.source, ones], attributes, num_outputs=1, name=norm.nodes[-1].name)
-    node.metadata_props[MARK] = stream
-    fresh, name = node.outputs[0], result.name
-    fresh.type, fresh.shape = result.type, result.shape
-    graph.insert_after(norm.nodes[-1], node)
-    result.replace_all_uses_with(fresh)
-    read = [value for old in norm.nodes for value in old.inputs if value is not None]
-    for old in reversed(norm.nodes):
-        if not any(v.uses() or v.is_graph_output() for v in old.outputs):
-            graph.remove(old, safe=True)
-    sweep(graph, read)
-    result.name = None if result.producer() is None else f"{name}/old"
-    fresh.name = name

@@ -17,6 +17,7 @@ from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rotate.inside import Inside, Part
 from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER, PICKED, RANK
+from onnxgrail.graph.rotate.norms import simplify
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
 
@@ -38,6 +39,8 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         inside.node.metadata_props[ORDER] = ",".join(map(str, first))
         for node, operand in inside.tables:
             node.metadata_props[PICKED] = str(operand)
+        for norm in [norm for side in inside.norms for norm in side]:
+            simplify(graph, norm, marks, facts)
         return
     inverse = np.swapaxes(np.linalg.inv(basis), 1, 2)
     for part in inside.parts:

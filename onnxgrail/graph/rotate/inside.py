@@ -1,8 +1,8 @@
 """Find what has a free basis inside attention heads: queries and keys, and values with what reads them.
 
 Channels are followed as a trace does, but for every head of its own. A basis is free if nothing but weights, biases and
-operators that treat all channels alike lies between. Queries and keys that are rotated by position have no free basis:
-their channels are picked, those that are rotated together as one.
+operators that treat all channels alike lies between. Queries and keys that are rotated by position or divided by their
+root mean square have no free basis: their channels are picked, those that are rotated together as one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from onnxgrail.graph.attention import makes_scores, reads_weights, scores_of
 from onnxgrail.graph.attributes import integer, names_of
 from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.rotate.classes import groups_of, positions, spread, units_of
+from onnxgrail.graph.rotate.norms import Norm, roots_of
 from onnxgrail.graph.rotate.passing import is_zero
 from onnxgrail.graph.trace.facts import Facts, constant_of, key
 from onnxgrail.graph.trace.flow import Flow, Use
@@ -84,6 +85,7 @@ class Inside:
         units: (width,) unit of every channel, if units are picked instead: then the positions of parts are sorted by
             unit. None if the basis is free.
         tables: nodes with the operand that is a table of positions.
+        norms: of queries and of keys, the normalizations that these pass.
         read: the operands of the product with their channel axes.
     """
 
@@ -95,6 +97,7 @@ class Inside:
     parts: tuple[Part, ...]
     units: Ints | None = None
     tables: tuple[tuple[ir.Node, int], ...] = ()
+    norms: tuple[tuple[Norm, ...], ...] = ()
     read: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -104,6 +107,11 @@ class Inside:
             return np.unique(self.units).astype(np.float64)
         same = np.eye(self.width)
         return same if self.kind == "rank" else np.tile(same, (self.groups, 1, 1))
+
+    @property
+    def normed(self) -> list[bool]:
+        """Return for queries and for keys if every head has a root mean square of its own."""
+        return [any(norm.width == self.width for norm in side) for side in self.norms]
 
     @property
     def measured(self) -> list[Part]:
@@ -146,7 +154,10 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
     refusals += [_refusal(node, OTHER) for node in others if makes_scores(node) or reads_weights(node)]
     if not any(weighs(n) or (n.op_type == "MatMul" and not _reads_constants(n, facts)) for n in model.graph):
         return [], refusals
-    finder = _Finder(model, flow_of(model, facts, inside=True))
+    norms = roots_of(model, facts)
+    normed = {key(node): "" for norm in norms for node in norm.nodes}
+    normed |= {norm.result.name or "": norm.source.name or "" for norm in norms}
+    finder = _Finder(model, flow_of(model, facts, inside=True, normed=normed), norms)
     found = []
     for node in model.graph:
         for kind in INNER:
@@ -181,8 +192,8 @@ def _refusal(node: ir.Node, reason: str) -> Refusal:
 
 
 class _Finder:
-    def __init__(self, model: ir.Model, flow: Flow) -> None:
-        self.flow, self.facts = flow, flow.facts
+    def __init__(self, model: ir.Model, flow: Flow, norms: Collection[Norm]) -> None:
+        self.flow, self.facts, self.norms = flow, flow.facts, norms
         self.frozen = flow.labels.frozen()
         self.nodes = {key(node): node for node in model.graph}
         self.tables = flow.tables or {}
@@ -223,13 +234,16 @@ class _Finder:
             return None
         sides = [self._rows(node, place) for place in wanted]
         tables = tuple((self.nodes[n], k) for n, k in self.flow.positions.items() if self._carried(n, wanted))
-        units = units_of(sides) if kind == "qk" and tables else None
+        norms = tuple(tuple(n for n in self.norms if self._carried(n.result.name or "", [p])) for p in wanted)
+        picked = kind == "qk" and (tables or any(norms))
+        units = units_of(sides) if picked else None
         groups = groups_of(sides, units)
         if groups is None:
             raise _RefusedError(_refusal(node, UNEVEN))
+        passed = [table for table, _ in tables] + [node for side in norms for norm in side for node in norm.nodes]
         parts: list[Part] = []
         for place, roots, inverse in zip(wanted, groups, (False, True), strict=False):
-            self._check(place, node, [table for table, _ in tables if units is not None])
+            self._check(place, node, passed if units is not None else ())
             parts += [self._part(use, roots, kind, units, inverse=inverse) for use in self.uses[place]]
         if not {False, True} <= {part.inverse for part in parts if not _is_bias(part.node, part.operand)}:
             return None
@@ -242,6 +256,7 @@ class _Finder:
             parts=tuple(parts),
             units=units,
             tables=tables,
+            norms=norms,
             read=tuple((names[operand], axis) for _, operand, axis in wanted),
         )
 
@@ -260,11 +275,11 @@ class _Finder:
             raise _RefusedError(_refusal(node, CLAIMED))
         return rows
 
-    def _check(self, place: tuple[str, int, int], product: ir.Node, tables: Collection[ir.Node]) -> None:
-        """Raise the refusal of the first node between weights that depends on the basis, except some tables."""
+    def _check(self, place: tuple[str, int, int], product: ir.Node, passed: Collection[ir.Node]) -> None:
+        """Raise the refusal of the first node between weights that depends on the basis, except some nodes."""
         layers, mine = {use.node for use in self.uses[place]}, self.carriers[place]
         for node in self.nodes.values():
-            if node not in tables and any(v is not None and v.name in mine for v in (*node.inputs, *node.outputs)):
+            if node not in passed and any(v is not None and v.name in mine for v in (*node.inputs, *node.outputs)):
                 self._follows(node, place, product, layers)
 
     def _follows(self, node: ir.Node, place: tuple[str, int, int], product: ir.Node, layers: set[str]) -> None:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 PLAIN = "SimplifiedLayerNormalization"  # ONNX Runtime's name for x / root mean square * gain
 MARK = "onnxgrail.rotated"  # metadata key; the value names the rotated stream or table, or what heads were rotated
 TURNED = "onnxgrail.turned"  # metadata key of a FusedMatMul that stands for a product with a transposed table
-INSIDE = "onnxgrail.inside"  # metadata key of a product inside heads; the value is the kind of its channels
+INSIDE = "onnxgrail.inside"  # metadata key of a product or norm inside heads; the value is the kind of its channels
 ORDER = "onnxgrail.order"  # metadata key of such a product; the value lists channels, the most important first
 BRIDGE = "onnxgrail.bridge"  # metadata key of a matrix that takes the change of a basis; the value names the basis
 LINEAR = "onnxgrail.linear"  # metadata key of a layer that reads a stream without normalizations; the value names it

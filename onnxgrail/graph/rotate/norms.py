@@ -1,7 +1,11 @@
-"""Find layer and RMS normalizations over the last axis, as one node or as the nodes that exporters write for them."""
+"""Find layer and RMS normalizations over the last axis, as one node or as the nodes that exporters write for them.
+
+RMS normalizations can be replaced by one node.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +13,9 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
 from onnxgrail.graph.attributes import integer, integers, number
+from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.sweep import sweep
+from onnxgrail.graph.rotate.marked import PLAIN
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
 EPSILON = 1e-5  # the default of LayerNormalization
@@ -46,6 +53,30 @@ def norms_of(model: ir.Model, facts: Facts) -> list[Norm]:
         if norm is not None:
             found.append(norm)
     return found
+
+
+def roots_of(model: ir.Model, facts: Facts) -> list[Norm]:
+    """Return the RMS normalizations that one node can stand for: `simplify` replaces them and changes no numbers."""
+    found = [_of_one_type(norm, facts) for norm in norms_of(model, facts) if not norm.centered and norm.shift is None]
+    return [norm for norm in found if norm is not None and _is_apart(norm)]
+
+
+def _of_one_type(norm: Norm, facts: Facts) -> Norm | None:
+    """Return the normalization from before a cast to a wider type, if its result is cast back; None if types differ."""
+    types, last = facts.dtypes, norm.result.name or ""
+    if types.get(norm.source.name or "") == types.get(last):
+        return norm
+    cast = norm.source.producer()
+    source = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else None
+    if cast is None or source is None or types.get(source.name or "") != types.get(last):
+        return None
+    return replace(norm, source=source, nodes=(cast, *norm.nodes))
+
+
+def _is_apart(norm: Norm) -> bool:
+    """Return True if nothing else reads the values between the nodes."""
+    values = [value for node in norm.nodes[:-1] for value in node.outputs]
+    return not any(v.is_graph_output() or any(use.node not in norm.nodes for use in v.uses()) for v in values)
 
 
 def _fused(node: ir.Node, facts: Facts) -> Norm | None:
@@ -219,3 +250,31 @@ def _uncast(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
     """Return the value, followed through a Cast that is its only reader."""
     reader = sole(value)
     return (reader.outputs[0], [reader]) if reader is not None and reader.op_type == "Cast" else (value, [])
+
+
+def simplify(graph: ir.Graph, norm: Norm, marks: Mapping[str, str], facts: Facts) -> None:
+    """Replace a normalization by one node that divides by the root mean square and applies the gain.
+
+    Args:
+        graph: changed in place.
+        norm: its shift is left out, and the mean is not subtracted.
+        marks: metadata of the node.
+        facts: of the graph.
+    """
+    result = norm.result
+    numbers = np.ones(norm.width) if norm.gain is None else norm.gain
+    gain = constant(graph, numbers.astype(facts.dtypes[norm.source.name or ""]), f"{result.name}/gain")
+    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", norm.epsilon)]
+    node = ir.Node("", PLAIN, [norm.source, gain], attributes, num_outputs=1, name=norm.nodes[-1].name)
+    node.metadata_props.update(marks)
+    fresh, name = node.outputs[0], result.name
+    fresh.type, fresh.shape = result.type, result.shape
+    graph.insert_after(norm.nodes[-1], node)
+    result.replace_all_uses_with(fresh)
+    read = [value for old in norm.nodes for value in old.inputs if value is not None]
+    for old in reversed(norm.nodes):
+        if not any(v.uses() or v.is_graph_output() for v in old.outputs):
+            graph.remove(old, safe=True)
+    sweep(graph, read)
+    result.name = None if result.producer() is None else f"{name}/old"
+    fresh.name = name

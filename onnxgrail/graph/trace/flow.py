@@ -64,6 +64,7 @@ class Flow:
         modulated: nodes that compute filters -> why channels do not pass them.
         tables: marks that products of two activations read, by (node, operand, channel axis); None if heads are units.
         positions: operands with which products scale channels inside heads by position, by node.
+        normed: nodes of normalizations that are passed as one -> for the last of them what the first reads, else ''.
         ranked: labels in the order of a rotation, and the name of that rotation.
     """
 
@@ -81,6 +82,7 @@ class Flow:
     modulated: Mapping[str, str] = field(default_factory=dict)
     tables: dict[tuple[str, int, int], Mark] | None = None
     positions: dict[str, int] = field(default_factory=dict)
+    normed: Mapping[str, str] = field(default_factory=dict)
     ranked: list[tuple[Ints, str]] = field(default_factory=list)
 
 

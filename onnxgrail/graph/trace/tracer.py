@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -52,7 +53,14 @@ def trace(model: ir.Model, facts: Facts, *, interface: bool = False) -> Survey:
     return dataclasses.replace(survey, sizes=sizes, operands=operands, holdings=holdings, repeated=repeated)
 
 
-def flow_of(model: ir.Model, facts: Facts, *, interface: bool = False, inside: bool = False) -> Flow:
+def flow_of(
+    model: ir.Model,
+    facts: Facts,
+    *,
+    interface: bool = False,
+    inside: bool = False,
+    normed: Mapping[str, str] | None = None,
+) -> Flow:
     """Follow the channels of a graph through all of its nodes.
 
     Args:
@@ -60,13 +68,18 @@ def flow_of(model: ir.Model, facts: Facts, *, interface: bool = False, inside: b
         facts: concrete shapes and known values of its tensors.
         interface: as for `trace`.
         inside: follow the channels of every head of its own, and record where products of two activations read them.
+        normed: nodes of normalizations that channels pass, as in `Flow`.
     """
     axes, filters = state_axes(model, facts), modulated(model, facts)
     flow = Flow(facts, _aliases(model), interface, state_axes=axes, modulated=filters, tables={} if inside else None)
+    flow.normed = normed or {}
     if interface:
         seed(flow)
     for node in model.graph:
-        _visit(flow, model, node)
+        if key(node) not in flow.normed:
+            _visit(flow, model, node)
+        elif flow.normed[key(node)] in flow.marks:
+            flow.marks[key(node)] = flow.marks[flow.normed[key(node)]]
         flow.seen.add(key(node))
     settle(flow, model)
     _freeze_stray_weights(flow, model)

@@ -5,6 +5,8 @@ All heads then lose the same number of channels, and whole heads stay.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -12,7 +14,7 @@ from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import MICROSOFT, names_of
 from onnxgrail.graph.ops.layers.contraction import BIAS, CONTRACTED
 from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER
-from onnxgrail.graph.trace.flow import Site, Use
+from onnxgrail.graph.trace.flow import Flow, Site, Use
 from onnxgrail.graph.trace.labels import Mark
 
 HEADS = "its heads stay, because channels inside of them can go"
@@ -55,7 +57,7 @@ def inside(site: Site) -> None:
     if queries is None or keys is None:
         site.freeze([Mark((0,), labels) for labels in (queries, keys) if labels is not None], CONTRACTED)
         return
-    _consumed(site, queries)
+    _consumed(site, [queries, keys] if _is_normed(site.flow, keys) else [queries])
     site.union(queries, keys)
     order = site.node.metadata_props.get(ORDER)
     site.rank(queries if order is None else queries[[int(n) for n in order.split(",")]], "qk", rotation)
@@ -111,31 +113,49 @@ def _channels(site: Site, operand: int, axis: int) -> Ints | None:
     return site.collapse(mine[0], axis) if len(mine) == 1 else None
 
 
-def _consumed(site: Site, queries: Ints) -> None:
-    """Record that what makes queries, weights and biases, reads the channels: a product with keys has no weight."""
+def _is_normed(flow: Flow, channels: Ints) -> bool:
+    """Return True if channels are divided by a root mean square, which depends on all of them."""
+    roots = flow.labels.find(channels)
+    return any(np.isin(flow.labels.find(use.mark.labels), roots).any() for use in flow.uses if use.scaled)
+
+
+def _consumed(site: Site, sides: Sequence[Ints]) -> None:
+    """Record that what makes queries, weights and biases, reads the channels: a product with keys has no weight.
+
+    If keys are normalized, what makes them is recorded next, since a channel that no query reads changes the others.
+    """
     flow = site.flow
-    roots = np.unique(flow.labels.find(queries))
-    for use in [use for use in flow.uses if use.role != "consumer" and len(use.mark.axes) == 1]:
+    first, roots = (np.unique(flow.labels.find(some)) for some in (sides[0], np.concatenate(sides)))
+    uses = [use for use in flow.uses if use.role != "consumer" and len(use.mark.axes) == 1 and not use.scaled]
+    for use in sorted(uses, key=lambda use: not np.isin(flow.labels.find(use.mark.labels), first).any()):
         mine = np.isin(flow.labels.find(use.mark.labels), roots)
-        made = _made(site, use) if mine.any() else None
+        made = _made(site, use, len(sides)) if mine.any() else None
         if made is not None:
             mark = Mark(use.mark.axes, np.where(mine, use.mark.labels, 0))
             flow.uses.append(Use(use.node, use.operand, use.value, mark, "consumer", made))
 
 
-def _made(site: Site, use: Use) -> tuple[str, int] | None:
+def _made(site: Site, use: Use, operands: int) -> tuple[str, int] | None:
     """Return the tensor that a weight computes, with its bias if that is added next, and the tensor's channel axis.
 
     None if that tensor has other channels, too.
     """
-    flow, after, value = site.flow, None, site.node.inputs[0]
-    while value is not None and value.name != use.node:
-        node = value.producer()
-        after = value
-        value = next((v for v in node.inputs if v is not None and v.name in flow.marks), None) if node else None
-    biased = after is not None and value is not None and (node := after.producer()) and node.op_type == "Add"
+    flow = site.flow
+    readers = [_next(flow, value, use.node) for value in site.node.inputs[:operands]]
+    after = next((value for value in readers if value is not None), None)
+    biased = after is not None and (node := after.producer()) and node.op_type == "Add"
     name = (after.name or "") if biased and after is not None else use.node
     roots = flow.labels.find(use.mark.labels)
     marks = [m for m in flow.marks.get(name, ()) if len(m.axes) == 1]
     alike = next((m for m in marks if np.array_equal(flow.labels.find(m.labels), roots)), None)
     return None if alike is None else (name, alike.axes[0])
+
+
+def _next(flow: Flow, value: ir.Value | None, name: str) -> ir.Value | None:
+    """Return what is computed first from the tensor of a name on the way to a value; None if there is no such way."""
+    after = None
+    while value is not None and value.name != name:
+        node = value.producer()
+        after = value
+        value = next((v for v in node.inputs if v is not None and v.name in flow.marks), None) if node else None
+    return None if value is None else after

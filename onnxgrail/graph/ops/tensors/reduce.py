@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxgrail.graph.attributes import number
 from onnxgrail.graph.ops.rule import narrow, refused, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
-from onnxgrail.graph.rotate.marked import PLAIN, is_rotated
+from onnxgrail.graph.rotate.marked import INSIDE, PLAIN, is_rotated
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
@@ -93,7 +93,8 @@ def _rotated(site: Site, axis: int) -> None:
     for mark in site.marks(0):
         if axis in mark.axes:
             labels = site.collapse(mark, axis)
-            site.kind(labels, "stream")
+            if INSIDE not in site.node.metadata_props:
+                site.kind(labels, "stream")
             site.carry(1, Mark((0,), labels), scaled=True)
     site.emit(site.marks(0))
 
