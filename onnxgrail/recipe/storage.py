@@ -242,7 +242,7 @@ def _since(content: Mapping[Any, Any], origin: Origin) -> Saved:
     if "only_widths" not in content and _sized(found.choices):
         found = dataclasses.replace(found, choices={**found.choices, "only_widths": True})
     share = found.choices.get("ratio")
-    if "unit_ratio" in content or not share:
+    if {"unit_ratio", "only_widths"} & content.keys() or not share:  # a short entry has the younger one alone
         return found
     told = f"{origin.label} was written before --unit-ratio existed: its ratio {share:g} is"
     if "grail" not in found.choices.get("method", "grail"):

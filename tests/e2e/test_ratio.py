@@ -15,7 +15,7 @@ import yaml
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.core import Refusal
+from onnxgrail.core import Recipe, Refusal
 from onnxgrail.narrowing import ready
 from onnxgrail.recipe import storage
 from onnxgrail.recipe.check import recipe_of
@@ -156,6 +156,15 @@ def test_a_ratio_of_before_is_read_as_what_it_was(kind: str, folder: Path) -> No
     assert (folder / "a.onnx").read_bytes() == (folder / "b.onnx").read_bytes()
     again = run("apply", folder / "a.onnx", folder / "m.onnx", folder / "c.onnx", "--data", folder / "d.npz")
     assert (again.exit_code, "written before" in again.stderr) == (0, False)
+
+
+def test_the_ratio_in_a_short_entry_of_a_model_is_one_of_parameters(folder: Path) -> None:
+    model = ir.from_proto(nets.mlp())
+    storage.mark(model, Recipe(ratio=0.4))
+    storage.shorten(model)
+    ir.save(model, folder / "short.onnx")
+    found = storage.read(folder / "short.onnx")
+    assert (found.choices["ratio"], found.choices.get("unit_ratio"), found.note) == (0.4, None, "")
 
 
 def test_a_recipe_by_hand_means_what_is_meant_now(folder: Path) -> None:
