@@ -16,6 +16,7 @@ from tests.oracle import run
 from tests.prenorm import VOCABULARY, prenorm
 from tests.tiny import feed, numbers
 from tests.unit.test_inside import BENT, KERNELS
+from tests.unit.test_normed import normed
 from tests.unit.test_picked import rotary
 
 INNER = ("qk", "vo")
@@ -94,6 +95,26 @@ def test_pairs_stay_where_all_blocks_lose_an_equal_share(choices: dict[str, Any]
         for more in (choices, choices | {"blocks": INNER}, {"ratio": 0.5})
     ]
     assert kinds == [{"heads"}, {"qk", "vo"}, {"qk", "vo"}]
+
+
+@pytest.mark.parametrize(("norm", "way"), [("divided", "halves"), ("one operator", "none")])
+def test_normalized_queries_lose_channels_by_default_and_again(norm: str, way: str, tmp_path: Path) -> None:
+    model = normed(norm, way)
+    rows = {name: np.concatenate([array] * 8) for name, array in feed(model).items()}
+    first = onnxgrail.compress(model, tmp_path / "first.onnx", data=rows, ratio=0.3, round_to=1)
+    assert {block["kind"] for block in first.report.data["blocks"]} == {"qk", "vo"}
+    assert all(kept < units for units, kept in blocks_of(first).values())
+    onnxgrail.apply(tmp_path / "first.onnx", model, tmp_path / "again.onnx", data=rows)
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "first.onnx").read_bytes()
+
+
+def test_a_layer_that_loses_values_alone_keeps_its_norms() -> None:
+    model = normed("one operator", "halves")
+    rows = {name: np.concatenate([array] * 8) for name, array in feed(model).items()}
+    result = onnxgrail.compress(model, data=rows, unit_ratio=0.5, blocks=("vo",), round_to=1)
+    assert [kept < units for units, kept in blocks_of(result).values()] == [False, True]
+    ops = [node.op_type for node in result.model.graph]
+    assert (ops.count("RMSNormalization"), ops.count("Pow")) == (2, 0)
 
 
 def test_they_go_together_with_the_stream(ids: dict[str, Array]) -> None:

@@ -15,9 +15,9 @@ from onnxgrail.core import Floats, Ints
 from onnxgrail.graph import slots
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
+from onnxgrail.graph.rotate import norms
 from onnxgrail.graph.rotate.inside import Inside, Part
-from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER, PICKED, RANK
-from onnxgrail.graph.rotate.norms import simplify
+from onnxgrail.graph.rotate.marked import FUSED, INSIDE, MARK, ORDER, PICKED, RANK
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
 
@@ -40,7 +40,8 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         for node, operand in inside.tables:
             node.metadata_props[PICKED] = str(operand)
         for norm in [norm for side in inside.norms for norm in side]:
-            simplify(graph, norm, marks, facts)
+            op = norm.nodes[-1].op_type
+            norms.simplify(graph, norm, {**marks, FUSED: op} if op in norms.FUSED else marks, facts)
         return
     inverse = np.swapaxes(np.linalg.inv(basis), 1, 2)
     for part in inside.parts:

@@ -9,6 +9,7 @@ MARK = "onnxgrail.rotated"  # metadata key; the value names the rotated stream o
 TURNED = "onnxgrail.turned"  # metadata key of a FusedMatMul that stands for a product with a transposed table
 INSIDE = "onnxgrail.inside"  # metadata key of a product or norm inside heads; the value is the kind of its channels
 ORDER = "onnxgrail.order"  # metadata key of such a product; the value lists channels, the most important first
+FUSED = "onnxgrail.fused"  # metadata key of a normalization inside heads; the value is the operator that it was
 BRIDGE = "onnxgrail.bridge"  # metadata key of a matrix that takes the change of a basis; the value names the basis
 LINEAR = "onnxgrail.linear"  # metadata key of a layer that reads a stream without normalizations; the value names it
 RANK = "onnxgrail.rank"  # metadata key of the second of two convolutions that were one; the value names its weight

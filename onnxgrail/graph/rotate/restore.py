@@ -1,4 +1,7 @@
-"""Write rotated normalizations and tied heads with standard operators, in forms that runtimes fuse or fold."""
+"""Write rotated normalizations and tied heads with standard operators, in forms that runtimes fuse or fold.
+
+Normalizations inside heads that were one operator are one again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from onnxgrail.graph.attributes import MICROSOFT, number
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
-from onnxgrail.graph.rotate.marked import TURNED, is_rotated, marks_of
+from onnxgrail.graph.rotate.marked import FUSED, TURNED, is_rotated, marks_of
 
 FLOAT = ir.DataType.FLOAT
 AXES_INPUT = 18  # first opset in which ReduceMean takes its axes as an input
@@ -22,8 +25,9 @@ def restore(model: ir.Model) -> None:
     """Replace what rotations need by standard operators, in place; no mark of a rotation is left."""
     graph = model.graph
     _transpose_tables(model)
-    found = [node for node in graph if is_rotated(node)]
+    found = [node for node in graph if is_rotated(node) and FUSED not in node.metadata_props]
     for node in graph:
+        node.op_type = node.metadata_props.get(FUSED, node.op_type)
         for name in marks_of(node):
             del node.metadata_props[name]
     if not found:
