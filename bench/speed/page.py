@@ -51,7 +51,8 @@ NOTES = """\
   pass. Fewer samples (`--samples`) make both cheaper in proportion. `--compensate best` computes only squares,
   unless the selector needs products (`obs`, `gram`, `slimgpt`).
 - **`--compensate best`** runs the original and the narrowed network once, in parallel, and sums regressors and
-  targets of every layer. On MiniLM this costs 2.4 more passes, with sums and solves.
+  targets of every layer. On MiniLM this costs 3.6 more passes, with sums and solves, 1.2 of them for the basis of the
+  channels inside heads.
 - **Selector.** The default eliminates units one by one (`obs`) wherever that costs less than the fits. In narrow
   networks this takes as long as a forward pass or two; `--selector wanda` needs no such time.
 - **Closed loop.** After a block that was only pruned, the measured activation is kept and loses its channels in
