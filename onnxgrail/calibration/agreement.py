@@ -87,21 +87,21 @@ def same_function(
         facts: of the reference; if outputs differ, both are compared at the inputs of every step, too, and go on with
             the reference's outputs of the step. None to compare outputs alone.
     """
-    names = [value.name or "" for value in model.graph.outputs]
-    some = () if facts is None else led(model, steps(model, facts))
-    makes = [name for step in some for name in step.makes]
-    reads = [name for step in some for name in step.reads if name not in feed and name not in makes]
-    (want,) = _run(providers, model.clone(), [feed], list(dict.fromkeys([*names, *reads, *makes])))
-    (got,) = _run(providers, other.clone(), [feed], names)
-    if _alike(got, want, names, LOOSE * _limit(model)):
+    names, limit = [value.name or "" for value in model.graph.outputs], LOOSE * _limit(model)
+    (want,), (got,) = (_run(providers, one.clone(), [feed], names) for one in (model, other))
+    if _alike(got, want, names, limit):
         return True
+    some = () if facts is None else led(model, steps(model, facts))
     if facts is None or not some:
         return False
+    makes = [name for step in some for name in step.makes]
+    reads = [name for step in some for name in step.reads if name not in feed]
+    left = [name for name in dict.fromkeys([*reads, *names]) if name not in makes]
+    (want,) = _run(providers, model.clone(), [feed], list(dict.fromkeys([*left, *makes])))
     parts = other.clone()
     held(parts, some, facts)
-    left = [name for name in dict.fromkeys([*reads, *names]) if name not in makes]
     (got,) = _run(providers, parts, [{**feed, **{name: want[name] for name in makes}}], left, whole=True)
-    return _alike(got, want, left, LOOSE * _limit(model))
+    return _alike(got, want, left, limit)
 
 
 def _alike(got: Feed, want: Feed, names: Sequence[str], limit: float) -> bool:

@@ -172,25 +172,40 @@ def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
             (groups, width, width) such matrices, or (units,) an order of what is picked.
     """
     graph, facts = found.model.graph, found.facts
-    slots_of = [(stream, slot, bases[name]) for name, stream in found.streams.items() for slot in stream.slots]
+    sides_of = {name: _sides(stream, bases[name]) for name, stream in found.streams.items()}
+    turned = [(slot, sides_of[name]) for name, stream in found.streams.items() for slot in stream.slots]
     with names_kept(graph):
         captured = {name for node in graph for name in captures(node)}
-        for stream, slot, basis in slots_of:
+        for slot, sides in turned:
             if slot.norm is None:
-                _turn(graph, stream, slot, facts, basis, captured)
+                _turn(graph, slot, sides, facts, captured)
         for name, inside in found.heads.items():
             basis = bases[name]
             rotate_heads(graph, inside, basis[None] if inside.kind == "rank" else basis, facts, captured)
         for name, stream in found.streams.items():
             for norm in stream.norms:
                 simplify(graph, replace(norm, gain=None), {MARK: name}, facts)  # layers take the gain
-        for stream, slot, basis in slots_of:
+        for slot, sides in turned:
             if slot.norm is not None:  # last: shifts become biases, in the basis of what the layers write
-                _turn(graph, stream, slot, facts, basis, captured)
+                _turn(graph, slot, sides, facts, captured)
     return found.model
 
 
-def _turn(graph: ir.Graph, stream: Stream, slot: Slot, facts: Facts, basis: Floats, captured: Collection[str]) -> None:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sides:
+    """The (width, width) matrices for constants that write a stream and that read it, and if its mean is lost."""
+
+    writes: Floats
+    reads: Floats
+    centered: bool
+
+
+def _sides(stream: Stream, basis: Floats) -> _Sides:
+    reads = np.asarray(np.linalg.inv(basis).T, basis.dtype) if stream.linear else basis
+    return _Sides(basis, reads, any(norm.centered for norm in stream.norms))
+
+
+def _turn(graph: ir.Graph, slot: Slot, sides: _Sides, facts: Facts, captured: Collection[str]) -> None:
     """Change the basis of one constant."""
     array = constant_of(slot.value, slot.value.name or "", facts)
     assert array is not None
@@ -199,10 +214,9 @@ def _turn(graph: ir.Graph, stream: Stream, slot: Slot, facts: Facts, basis: Floa
         _shift(graph, slot, _along(values, slot.axis, slot.norm.shift[:, None]).ravel(), facts, captured)
     if slot.norm is not None and slot.norm.gain is not None:
         values = values * _stretched(slot.norm.gain, values.ndim, slot.axis).astype(values.dtype)
-    if any(norm.centered for norm in stream.norms) and not slot.reads:
+    if sides.centered and not slot.reads:
         values = values - values.mean(axis=slot.axis, keepdims=True)
-    inverse = np.asarray(np.linalg.inv(basis).T, basis.dtype) if stream.linear else basis
-    values = _along(values, slot.axis, inverse if slot.reads else basis)
+    values = _along(values, slot.axis, sides.reads if slot.reads else sides.writes)
     limit = slots.largest(array.dtype)
     places = [(slot.node, slot.operand), *slot.also]
     sweep(graph, set_operands(graph, places, np.clip(values, -limit, limit).astype(array.dtype), captured))
