@@ -14,9 +14,10 @@ from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import Fit, balanced, by_units
 from onnxgrail.allocation.few import Bits, fixed, given_bits, plain, raised, with_bits
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths, ladders_of
-from onnxgrail.allocation.losses import Search, evidence, tells
+from onnxgrail.allocation.losses import Search, Way, evidence, tells
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
-from onnxgrail.allocation.result import Allocation, Budget, rounding_table
+from onnxgrail.allocation.outcome import answer, counted
+from onnxgrail.allocation.result import Allocation, Budget, at_widths
 from onnxgrail.allocation.timed import Timing, fitted_to_time
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.blocking import channel_block
@@ -24,7 +25,6 @@ from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Block, Recipe
 from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.bits.plan import NONE
-from onnxgrail.graph.cost.meter import without_pairs
 from onnxgrail.machine.amounts import Target, target_of
 from onnxgrail.options import Metric
 
@@ -125,7 +125,7 @@ def allocate(search: Search) -> Allocation:
     used, ideal = _schedule(search, measure, limit)
     find = functools.partial(balanced, search.ladders, ideal, measure, strict=target is not None)
     best = _corrected(search, metric, limit, measure, find)
-    return _result(search, _counted(target, measure, limit, best), best, used)
+    return answer(search, counted(target, measure, limit, best), best, used)
 
 
 def _limit(search: Search, target: Target | None) -> tuple[Metric, Measure, float]:
@@ -183,40 +183,50 @@ def _within_size(search: Search, target: Target, measure: Measure, limit: float)
 
     Bits are raised again as far as the size allows.
     """
-    rungs = search.rungs
-    measure, least = with_names(search, measure), {rung.weight: rung.least for rung in rungs}
-    if measure.given <= limit and fixed(rungs) is None:
-        return _result(search, _counted(target, measure, limit, _whole(search)), _whole(search), search.recipe.allocate)
-    used, bits, ideal = _bits(search, measure, limit)
+    measure = with_names(search, measure)
+    if measure.given <= limit and fixed(search.rungs) is None:
+        return answer(search, counted(target, measure, limit, _whole(search)), _whole(search), search.recipe.allocate)
+    used, ways = _ways(search, measure, limit)
+    found = [_sized(search, measure, limit, way) for way in ways]
+    found = [one for one in found if one[0].reached] or found[:1]
+    best, bits = found[search.least([(fit.widths, bits) for fit, bits in found]) if len(found) > 1 else 0]
+    budget = counted(target, with_bits(measure, search.rungs, bits), limit, best)
+    return replace(answer(search, budget, best, used, bits), bits=bits)
+
+
+def _sized(search: Search, measure: Measure, limit: float, way: Way) -> tuple[Fit, Bits]:
+    """Return the widths and bits of a way within a size."""
+    rungs, (bits, ideal) = search.rungs, way
+    ladders = search.ladders if ideal is not None else ()
 
     def found(bits: Bits) -> Fit:
-        cost = with_bits(measure, rungs, bits)
-        return _corrected(search, "size", limit, cost, functools.partial(balanced, search.ladders, ideal, cost), bits)
+        cost, schedule = with_bits(measure, rungs, bits), ideal or schedules.uniform(())
+        best = _corrected(search, "size", limit, cost, functools.partial(balanced, ladders, schedule, cost), bits)
+        return best if ladders else replace(_whole(search), reached=best.reached)
 
-    best = found(bits)
+    best, least = found(bits), {rung.weight: rung.least for rung in rungs}
     if not best.reached and bits != least:
         bits, best = least, found(least)
     if best.reached and fixed(rungs) is None:
         more = raised(rungs, bits, lambda more: with_bits(measure, rungs, more)(best.widths) <= limit)
         real = built(search.prepared, search.recipe, "size", best.widths, more)
         bits = bits if real is not None and real > limit else more
-    done = _result(search, _counted(target, with_bits(measure, rungs, bits), limit, best), best, used, bits)
-    return replace(done, bits=bits)
+    return best, bits
 
 
-def _bits(search: Search, measure: Measure, limit: float) -> tuple[str, Bits, Ideal]:
-    """Return the name of the schedule, the bits of weights, and the schedule of widths."""
+def _ways(search: Search, measure: Measure, limit: float) -> tuple[str, Sequence[Way]]:
+    """Return the name of the schedule, and the ways to choose bits and widths; see `Together`."""
     rungs = search.rungs
     bits = fixed(rungs)
     if bits is None and search.together is not None and search.recipe.allocate in ("auto", "global"):
         few = with_bits(measure, rungs, {rung.weight: rung.least for rung in rungs})
         even = balanced(search.ladders, schedules.uniform(search.ladders), few, limit, strict=False).widths
         lost = [1 - even[one.name] / one.units for one in search.ladders]
-        return "global", *search.together(measure, max(SLIGHT, float(np.mean(lost or [0.0]))), limit)
+        return "global", search.together(measure, max(SLIGHT, float(np.mean(lost or [0.0]))), limit)
     if bits is None:
         bits = plain(rungs, lambda bits: with_bits(measure, rungs, bits)({}) <= limit)
     used, ideal = _schedule(search, with_bits(measure, rungs, bits), limit)
-    return used, bits, ideal
+    return used, [(bits, ideal)]
 
 
 def _whole(search: Search) -> Fit:
@@ -248,7 +258,7 @@ def _within_time(search: Search, target: Target, macs: Measure) -> Allocation:
     widest = _widest(found, macs)
     best = found[widest]
     budget = Budget(target=target, before=best.before, limit=best.limit, found=best.found)
-    done = _result(search, budget, best.fit, used)
+    done = answer(search, budget, best.fit, used)
     tried = {multiple: macs(timing.fit.widths) for multiple, timing in found.items()}
     return replace(done, note="; ".join(filter(None, [done.note, _preferred(widest, tried)])))
 
@@ -277,67 +287,3 @@ def _preferred(multiple: int, tried: Mapping[int, float]) -> str:
         return ""
     kept = ", ".join(f"{kept:.4g} with multiples of {number}" for number, kept in sorted(tried.items()))
     return f"widths are multiples of {multiple}: multiply-accumulates left within the time are {kept}"
-
-
-# ------------------------------------------------------------------------------------------------------ results
-
-
-def _counted(target: Target | None, measure: Measure, limit: float, fit: Fit) -> Budget | None:
-    if target is None:
-        return None
-    return Budget(target=target, before=measure.given, limit=limit, found=measure(fit.widths))
-
-
-def _result(search: Search, budget: Budget | None, fit: Fit, used: str, bits: Bits = NONE) -> Allocation:
-    if budget is not None:
-        _reachable(search, budget, fit, bits)
-    widths = without_pairs(search.prepared.model, search.prepared.survey, fit.widths)
-    done = at_widths(search.prepared, search.blocks, search.recipe, widths, fit.ideal)
-    return replace(done, budget=budget, used=used)
-
-
-def _reachable(search: Search, budget: Budget, fit: Fit, bits: Bits) -> None:
-    if fit.reached:
-        return
-    real = built(search.prepared, search.recipe, budget.target.metric, fit.widths, bits)
-    budget = replace(budget, found=max(budget.found, real or 0.0))
-    spec, unit = (".3g", " ms") if budget.target.metric == "latency" else (",.0f", "")
-    share = f"{budget.found / max(budget.before, 1e-9):.1%}"
-    least = f"{budget.found:{spec}}{unit} of {budget.before:{spec}}{unit} ({share})"
-    ends = [f"all of {len(search.blocks)} blocks as narrow as possible"] if search.blocks else []
-    ends += [f"{len(search.rungs)} weights in as few bits as they may have"] if search.rungs else []
-    hint = "Leave out --only-bits" if search.recipe.only_bits else "Allow more, or choose more --blocks"
-    hint += "; what else runs on this machine disturbs the measurement" if unit else ""
-    raise UsageError(
-        f"{budget.target.option} {budget.target.text} is out of reach: with {' and '.join(ends)} {least} stay",
-        hint=hint,
-    )
-
-
-def at_widths(
-    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, widths: Mapping[str, int], ideal: Mapping[str, float]
-) -> Allocation:
-    """Return the allocation of given widths.
-
-    Args:
-        prepared: the model.
-        blocks: the blocks that may be narrowed.
-        recipe: the choices.
-        widths: block name to units that stay.
-        ideal: block name to the width before rounding.
-    """
-    meter = measure_of(prepared, "params").meter
-    weighs = {b.name: _slope(b, widths, meter.near) for b in blocks}
-    return Allocation(
-        asked=recipe.allocate,
-        used="uniform" if recipe.allocate == "auto" else recipe.allocate,
-        widths=widths,
-        rounding=rounding_table(blocks, widths, ideal, weighs, recipe.round_to),
-    )
-
-
-def _slope(block: Block, widths: Mapping[str, int], near: Callable[[Block, int, Mapping[str, int]], float]) -> float:
-    """Return the parameters of one unit of a block, with the other blocks at their widths."""
-    kept = widths[block.name]
-    other = kept - 1 if kept == block.units else kept + 1
-    return abs(near(block, other, widths) - near(block, kept, widths))

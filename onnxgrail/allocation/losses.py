@@ -9,7 +9,7 @@ from typing import TypeVar
 from onnxgrail.algebra.moments.curves import Narrow, error_curve, widths_measured
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.few import Bits, Rung
-from onnxgrail.allocation.ladders import Cost, Ideal, Ladder, ladders_of
+from onnxgrail.allocation.ladders import Cost, Ideal, Ladder, Widths, ladders_of
 from onnxgrail.allocation.measures import Measure
 from onnxgrail.allocation.result import Curve
 from onnxgrail.allocation.statistics import impact, measured
@@ -23,9 +23,13 @@ from onnxgrail.machine.job import Job
 SMALL = 2**29  # bytes of weights up to which a trial of every block is worth its time
 LeastHarm = Callable[[Cost, float], Ideal]
 """Returns the schedule that loses least where a cost is within a limit, from measured losses."""
-Together = Callable[[Measure, float, float], tuple[Bits, Ideal]]
-"""Returns the bits that lose least, and the schedule of widths then, given the measure of a size, a share of the units
-near which losses matter, and the limit. The bits are in the order in which they were lowered."""
+Way = tuple[Bits, Ideal | None]
+"""The bits of weights in the order in which they were lowered, and the schedule of widths; None if no block narrows."""
+Together = Callable[[Measure, float, float], Sequence[Way]]
+"""Returns ways that lose little, given the measure of a size, a share of the units near which losses matter, and the
+limit: first by the losses of single blocks and weights, then with as few bits as it takes before blocks narrow."""
+Least = Callable[[Sequence[tuple[Widths, Bits]]], int]
+"""Returns the number of the candidate that loses least, from measured losses."""
 Alone = tuple[Floats, float]
 """Relative squared error of a block's consumers by units kept, and the error of the outputs with half of it removed."""
 T = TypeVar("T")
@@ -41,6 +45,7 @@ class Search:
         dense: statistics of the original model if they are available.
         narrow: decides a block at a width; `least_harm`: see `LeastHarm`.
         rungs: weights whose bits count for the size; together: see `Together`, None if losses are not measured.
+        least: see `Least`.
     """
 
     prepared: Prepared
@@ -52,6 +57,7 @@ class Search:
     least_harm: LeastHarm
     rungs: tuple[Rung, ...] = ()
     together: Together | None = None
+    least: Least = lambda _: 0
 
     @property
     def recipe(self) -> Recipe:

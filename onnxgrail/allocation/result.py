@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onnxgrail.allocation.found import Found, found_of
-from onnxgrail.core import Block
+from onnxgrail.allocation.measures import measure_of
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.core import Block, Recipe
 from onnxgrail.graph.bits.plan import FLOAT
 from onnxgrail.machine.amounts import Target
 from onnxgrail.machine.steps.codec import Record
@@ -153,3 +155,32 @@ def rounding_table(
         )
         for b in blocks
     )
+
+
+def at_widths(
+    prepared: Prepared, blocks: Sequence[Block], recipe: Recipe, widths: Mapping[str, int], ideal: Mapping[str, float]
+) -> Allocation:
+    """Return the allocation of given widths.
+
+    Args:
+        prepared: the model.
+        blocks: the blocks that may be narrowed.
+        recipe: the choices.
+        widths: block name to units that stay.
+        ideal: block name to the width before rounding.
+    """
+    meter = measure_of(prepared, "params").meter
+    weighs = {b.name: _slope(b, widths, meter.near) for b in blocks}
+    return Allocation(
+        asked=recipe.allocate,
+        used="uniform" if recipe.allocate == "auto" else recipe.allocate,
+        widths=widths,
+        rounding=rounding_table(blocks, widths, ideal, weighs, recipe.round_to),
+    )
+
+
+def _slope(block: Block, widths: Mapping[str, int], near: Callable[[Block, int, Mapping[str, int]], float]) -> float:
+    """Return the parameters of one unit of a block, with the other blocks at their widths."""
+    kept = widths[block.name]
+    other = kept - 1 if kept == block.units else kept + 1
+    return abs(near(block, other, widths) - near(block, kept, widths))

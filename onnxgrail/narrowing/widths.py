@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from onnxgrail.allocation.choose import allocate, at_widths, simple, with_names
+from onnxgrail.allocation.choose import allocate, simple, with_names
 from onnxgrail.allocation.few import rungs_within
 from onnxgrail.allocation.ladders import Cost
 from onnxgrail.allocation.losses import Search, alone, curves_of, search_of
 from onnxgrail.allocation.measures import measure_of
-from onnxgrail.allocation.result import Allocation, allocation_of, of_allocation
+from onnxgrail.allocation.result import Allocation, allocation_of, at_widths, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, impact_macs
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense

@@ -25,6 +25,7 @@ from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.errors import DataError
 from onnxgrail.fidelity.loss import Loss
+from onnxgrail.graph.rewrite.weights import empty
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.search.bits import split
@@ -69,6 +70,22 @@ class Task:
         """Return True if some samples can judge fits to the others."""
         return self.search.prepared.held_out is not None or len(self.search.prepared.batches) > 1
 
+    def made(self, part: Prepared, widths: Widths) -> ir.Model:
+        """Return a candidate that is decided, fitted and rounded on a part of the data.
+
+        Args:
+            part: the model with that part.
+            widths: of blocks, and bits of weights as `bits.step_of` names them.
+        """
+        (blocks, bits), prepared = split(widths), self.search.prepared
+        if any(blocks.get(block.name, block.units) < block.units for block in self.search.blocks):
+            ledger = self.settle(part, blocks)
+        else:  # the result has no other basis either
+            prepared, part = prepared.baseline, replace(part.baseline, batches=part.batches)
+            ledger = empty(prepared.survey)
+        slim = narrowed(prepared, ledger)
+        return slim if self.rounded is None else self.rounded(part, slim, ledger, bits)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fold:
@@ -105,15 +122,7 @@ class Candidates:
         return self._task.search.job.steps.alone().once(f"loss {key_of(widths)}", lambda: self._judged(widths), JUDGED)
 
     def _judged(self, widths: Widths) -> Judged:
-        task, prepared = self._task, self._task.search.prepared
-        blocks, bits = split(widths)
-        models = []
-        for fold in self._folds:
-            ledger = task.settle(fold.fitted, blocks)
-            slim = narrowed(prepared, ledger)
-            if task.rounded is not None:
-                slim = task.rounded(fold.fitted, slim, ledger, bits)
-            models.append((slim, fold.judges))
+        models = [(self._task.made(fold.fitted, widths), fold.judges) for fold in self._folds]
         return told(self._judge.loss(*models))
 
 

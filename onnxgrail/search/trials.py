@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.allocation.few import Bits
 from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
-from onnxgrail.allocation.losses import Search, evidence
+from onnxgrail.allocation.losses import Search, Way, evidence
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import chosen, part_of, spread
 from onnxgrail.calibration.judge import Judge
@@ -84,20 +83,32 @@ def paths_within(task: Task, most: float = math.inf, parts: Parts | None = None)
     return without
 
 
-def together_near(task: Task, limit: float) -> tuple[Bits, Ideal]:
+def together_near(task: Task, limit: float) -> list[Way]:
     """Return the bits on the path of least harm where its cost is within a limit, and the schedule of its widths.
 
-    The bits are in the order in which they were lowered.
+    If it narrows blocks, the bits on the path of weights alone follow, without a schedule if they suffice: losses of
+    single blocks are small and add up to more than their sum where blocks depend on each other.
     """
-    path = paths_within(task)(())
+    without = paths_within(task)
+    first, narrows = _way(without(()), limit)
+    if not narrows:
+        return [first]
+    alone = without([ladder.name for ladder in task.search.ladders])
+    (bits, _), _ = _way(alone, limit)
+    return [first, (bits, None if alone.cost(len(alone)) <= limit else first[1])]
+
+
+def _way(path: Path, limit: float) -> tuple[Way, bool]:
+    """Return the bits on a path where its cost is within a limit, and its schedule of widths; True if any is lower."""
     place = next((n for n in range(len(path) + 1) if path.cost(n) <= limit), len(path))
     widths = dict(path.full)
     for step in path.steps[:place]:
         del widths[step.block]  # so that the last step is the last one in order
         widths[step.block] = step.width
-    _, bits = split(widths)
+    blocks, bits = split(widths)
     full, _ = split(path.full)
-    return bits, schedule_of(replace(path, full=full, steps=tuple(s for s in path.steps if s.block in full)))
+    steps = tuple(step for step in path.steps if step.block in full)
+    return (bits, schedule_of(replace(path, full=full, steps=steps))), blocks != full
 
 
 def schedule_near(task: Task, parts: Parts | None = None) -> Ideal:
@@ -106,13 +117,16 @@ def schedule_near(task: Task, parts: Parts | None = None) -> Ideal:
 
 
 def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Floats]:
-    """Return the loss per sample of candidates that are decided and fitted on a part of the data, without these."""
+    """Return the loss per sample of candidates that are decided and fitted on a part of the data, without these.
+
+    Their weights have the bits that stand among the widths.
+    """
     prepared, steps = task.search.prepared, task.search.job.steps.alone()
     tick = ticking(task.search.job.progress, "comparing", len(candidates))
     with Judge(prepared.model, parts.batches, task.search.recipe.providers, prepared.metric) as judge:
 
         def losses(widths: Widths) -> Floats:
-            slim = narrowed(prepared, task.settle(parts.fitted, widths))
+            slim = task.made(parts.fitted, widths)
             return np.asarray(judge.loss((slim, parts.judges)).values, np.float64)
 
         found = []

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import onnxgrail
 from onnxgrail import models
-from onnxgrail.allocation import choose
+from onnxgrail.allocation import choose, outcome
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Recipe
 from onnxgrail.errors import NothingToCompressError, UsageError
@@ -105,7 +105,8 @@ def test_a_refusal_tells_the_bytes_of_the_file(wide: Path, monkeypatch: pytest.M
     def larger(prepared: Any, recipe: Any, metric: Any, widths: Any, *bits: Any) -> float:
         return (real(prepared, recipe, metric, widths, *bits) or 0.0) + 3000 * (max(widths.values()) < 50)
 
-    monkeypatch.setattr(choose, "built", larger)
+    for module in (choose, outcome):
+        monkeypatch.setattr(module, "built", larger)
     with pytest.raises(UsageError, match=r"--target-size 4% is out of reach: ") as caught:
         small(wide, "no.onnx", target_size="4%")
     left = str(caught.value).partition("they may have ")[2].split()[0].replace(",", "")
@@ -169,15 +170,15 @@ def test_convolutions_get_fewer_bits_before_fewer_channels(tmp_path: Path) -> No
 
 
 def test_a_dry_run_predicts_a_file_of_convolutions(tmp_path: Path) -> None:
-    target, written = images(tmp_path, "dry.onnx", target_size="17%", samples=64)
+    target, written = images(tmp_path, "dry.onnx", target_size="13%", samples=64)
     taken = target.read_bytes()
     target.unlink()
-    _, told = images(tmp_path, "dry.onnx", target_size="17%", samples=64, dry_run=True)
+    _, told = images(tmp_path, "dry.onnx", target_size="13%", samples=64, dry_run=True)
     assert not target.exists()
     assert told["model"]["bytes_after"] == written["model"]["bytes_after"] == len(taken)
     assert narrowed(written) > 0
     assert len(taken) <= written["model"]["budget"]["limit"]
-    images(tmp_path, "dry.onnx", target_size="17%", samples=64)
+    images(tmp_path, "dry.onnx", target_size="13%", samples=64)
     assert target.read_bytes() == taken
 
 
@@ -218,7 +219,7 @@ def test_few_bytes_of_weights_keep_their_bits(tmp_path: Path) -> None:
         onnxgrail.compress(tmp_path / "m.onnx", tmp_path / "p.onnx", target_size="98.5%", only_bits=True, **given)
 
 
-@pytest.mark.parametrize("size", [0.3, 0.17])
+@pytest.mark.parametrize("size", [0.3, 0.14])
 def test_weights_in_constant_nodes_get_fewer_bits(size: float, tmp_path: Path) -> None:
     model = onnx.load(RESNET.model)
     for tensor in list(model.graph.initializer):

@@ -1,0 +1,53 @@
+"""The widths that meet a budget, as an allocation, or an error if it is out of reach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxgrail.allocation.balance import Fit
+from onnxgrail.allocation.few import Bits
+from onnxgrail.allocation.losses import Search
+from onnxgrail.allocation.measures import Measure, built
+from onnxgrail.allocation.result import Allocation, Budget, at_widths
+from onnxgrail.errors import UsageError
+from onnxgrail.graph.bits.plan import NONE
+from onnxgrail.graph.cost.meter import without_pairs
+from onnxgrail.machine.amounts import Target
+
+
+def counted(target: Target | None, measure: Measure, limit: float, fit: Fit) -> Budget | None:
+    """Return what widths cost by a measure, beside the limit; None without a target."""
+    if target is None:
+        return None
+    return Budget(target=target, before=measure.given, limit=limit, found=measure(fit.widths))
+
+
+def answer(search: Search, budget: Budget | None, fit: Fit, used: str, bits: Bits = NONE) -> Allocation:
+    """Return the allocation of widths within a budget, where a block between two convolutions may stay whole.
+
+    Raises:
+        UsageError: the widths do not meet the budget.
+    """
+    if budget is not None:
+        _reachable(search, budget, fit, bits)
+    widths = without_pairs(search.prepared.model, search.prepared.survey, fit.widths)
+    done = at_widths(search.prepared, search.blocks, search.recipe, widths, fit.ideal)
+    return replace(done, budget=budget, used=used)
+
+
+def _reachable(search: Search, budget: Budget, fit: Fit, bits: Bits) -> None:
+    if fit.reached:
+        return
+    real = built(search.prepared, search.recipe, budget.target.metric, fit.widths, bits)
+    budget = replace(budget, found=max(budget.found, real or 0.0))
+    spec, unit = (".3g", " ms") if budget.target.metric == "latency" else (",.0f", "")
+    share = f"{budget.found / max(budget.before, 1e-9):.1%}"
+    least = f"{budget.found:{spec}}{unit} of {budget.before:{spec}}{unit} ({share})"
+    ends = [f"all of {len(search.blocks)} blocks as narrow as possible"] if search.blocks else []
+    ends += [f"{len(search.rungs)} weights in as few bits as they may have"] if search.rungs else []
+    hint = "Leave out --only-bits" if search.recipe.only_bits else "Allow more, or choose more --blocks"
+    hint += "; what else runs on this machine disturbs the measurement" if unit else ""
+    raise UsageError(
+        f"{budget.target.option} {budget.target.text} is out of reach: with {' and '.join(ends)} {least} stay",
+        hint=hint,
+    )
