@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from onnxgrail.calibration.quantize import is_quantised
 from onnxgrail.calibration.quantize.light import storable
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError, meant
-from onnxgrail.graph.bits.folded import Codes
+from onnxgrail.graph.bits.folded import HALF, Codes
 from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of, with_initializers
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.io.model_file import weight_bytes
@@ -72,7 +72,7 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     model = with_initializers(prepared.model)
     if not recipe.chooses_bits:
         plan = plan_of(model, prepared.survey.facts, recipe)
-        coded = [rung for rung in _coded(model, plan.forms()) if rung.weight in plan.coded]
+        coded = [rung for rung in _coded(model) if rung.weight in plan.coded and rung.weight not in plan.forms()]
         return _rungs(model, [plan]) + tuple(replace(rung, forms={TABLE: rung.forms[TABLE]}) for rung in coded), ""
     if is_quantised(model):
         return (), "weights keep their bits: the model is quantized already"
@@ -123,10 +123,16 @@ def _every(model: ir.Model, prepared: Prepared, recipe: Recipe) -> tuple[Rung, .
     """Return all weights of the model, as `with_initializers` returns it, that may have fewer bits."""
     facts = prepared.survey.facts
     rungs = _rungs(model, [plan_of(model, facts, recipe, {"": level}) for level in LEVELS])
-    coded = _coded(model, {rung.weight for rung in rungs}) if recipe.target != "tensorrt" else ()
+    if recipe.target == "tensorrt":
+        return rungs
+    known = {rung.weight for rung in rungs}
+    coded = _coded(model)
+    halves = {rung.weight: {HALF: rung.forms[HALF]} for rung in coded if rung.weight in known and HALF in rung.forms}
+    coded = tuple(rung for rung in coded if rung.weight not in known)
     four = plan_of(model, facts, recipe, {rung.weight: min(LEVELS) for rung in coded}).in_four() if coded else {}
     more = {name: {form.grid.bits: form} for name, form in four.items()}
-    return rungs + tuple(replace(rung, forms={**rung.forms, **more.get(rung.weight, {})}) for rung in coded)
+    wide = tuple(replace(rung, forms={**halves.get(rung.weight, {}), **rung.forms}) for rung in rungs)
+    return wide + tuple(replace(rung, forms={**rung.forms, **more.get(rung.weight, {})}) for rung in coded)
 
 
 def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:
@@ -142,11 +148,11 @@ def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:
     return tuple(rung for rung in found.values() if rung.forms)
 
 
-def _coded(model: ir.Model, known: Collection[str]) -> tuple[Rung, ...]:
-    """Return the weights of other layers, which get 8 or 16 bits; those inside branches keep theirs."""
+def _coded(model: ir.Model) -> tuple[Rung, ...]:
+    """Return the weights that a runtime converts from 8 or 16 bits; those inside branches keep theirs."""
     own = {name for name, value in model.graph.initializers.items() if not in_branch(value)}
     own |= {node.outputs[0].name or "" for node in model.graph if node.op_type == "Constant"}
-    found = [one for one in storable(model) if one.name in own and one.name not in known]
+    found = [one for one in storable(model) if one.name in own]
     return tuple(Rung(one.name, one.array.shape, one.array.nbytes, one.forms()) for one in found)
 
 

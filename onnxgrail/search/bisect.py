@@ -55,6 +55,31 @@ def farthest_of(
     return path, best
 
 
+def cheaper(
+    found: tuple[Path, int],
+    other: Path,
+    limit: float,
+    judged: Callable[[Path, int], float],
+    stop: Callable[[], bool],
+    patience: Patience,
+) -> tuple[Path, int]:
+    """Return another path and the number of its steps if these hold and cost less than what was found, else that.
+
+    Args:
+        found: a path and the number of its steps.
+        other: a path.
+        limit: the largest loss.
+        judged: measures a candidate, at no cost a second time.
+        stop: True ends the search early.
+        patience: of the search on the other path, which begins where its cost gets less.
+    """
+    path, best = found
+    least = next((n for n in range(1, len(other) + 1) if other.cost(n) < path.cost(best)), 0)
+    if not least or stop() or judged(other, least) > limit:
+        return found
+    return other, farthest(other, limit, partial(judged, other), stop, patience, first=least)
+
+
 def farthest(
     path: Path,
     limit: float,

@@ -6,13 +6,15 @@ held-out samples, or, if the data are too few to hold some back, by two halves t
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 
 from onnxgrail.allocation.found import Candidate, Found, Judged, rounded_up
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
-from onnxgrail.search.bisect import Patience, farthest_of
+from onnxgrail.search.bisect import Patience, cheaper, farthest_of
+from onnxgrail.search.bits import split
 from onnxgrail.search.candidates import Candidates, Task
 from onnxgrail.search.path import Path, Step
 from onnxgrail.search.trials import paths_within
@@ -35,39 +37,45 @@ def within(task: Task) -> tuple[Widths, Found]:
     """
     without = paths_within(task, BEYOND * task.limit + SLACK)
     tried: list[Candidate] = []
-    alone: list[tuple[Step, Judged]] = []  # the smallest steps
+    smallest: list[tuple[Step, Judged]] = []
     patience = PATIENCE[task.search.recipe.effort]
     tick = ticking(task.search.job.progress, "searching", patience.tries)
     started, budget = time.monotonic(), task.search.recipe.budget_seconds
     with Candidates(task) as candidates:
 
+        @functools.cache
         def bound(path: Path, steps: int) -> float:
             loss = candidates.loss(path.widths(steps))
             if steps == 1:
-                alone.append((path.steps[0], loss))
+                smallest.append((path.steps[0], loss))
             tried.append(Candidate(steps=steps, cost=path.cost(steps), predicted=path.loss(steps), loss=loss))
             tick()
             return loss.bound
 
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
         path, best = farthest_of(without, task.limit, bound, late, patience)
+        blocks, _ = split(path.widths(best))
+        if task.search.rungs and any(block.units > blocks[block.name] for block in task.search.blocks):
+            alone = without([block.name for block in task.search.blocks])  # bits of weights
+            path, best = cheaper((path, best), alone, task.limit, bound, late, patience)
         if not best and task.search.recipe.quantize != "none":
             bound(path, best)  # the whole model with rounded weights
-    return path.widths(best), _found(task, path, tried, best, _cheapest(path, alone), crossed=candidates.crossed)
+    return path.widths(best), _found(task, path, tried, best, _cheapest(path, smallest), crossed=candidates.crossed)
 
 
 def _found(
     task: Task, path: Path, tried: list[Candidate], best: int, cheapest: tuple[str, int, int] | None, *, crossed: bool
 ) -> Found:
     """Return the report of the search."""
-    holds = (n for n, one in enumerate(tried) if one.steps == best and one.loss.bound <= task.limit)
+    cost = path.cost(best)
+    holds = (n for n, one in enumerate(tried) if (one.steps, one.cost) == (best, cost) and one.loss.bound <= task.limit)
     chosen = next(holds, None)
     more = None if chosen is None else further(path, tried, best, task.limit)
     return Found(
         limit=task.limit,
         minimize=task.minimize,
         before=path.before,
-        cost=path.cost(best),
+        cost=cost,
         crossed=crossed,
         tried=tuple(tried),
         chosen=chosen,

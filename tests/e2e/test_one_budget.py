@@ -131,7 +131,7 @@ def test_a_loss_limits_bits_and_widths_together(wide: Path) -> None:
     chosen = search["tried"][search["chosen"]]
     assert chosen["loss"]["bound"] <= 0.02
     assert chosen["cost"] == pytest.approx(found.stat().st_size, rel=0.1)
-    assert set(report["allocation"]["bits"].values()) <= {4, 8, 32}
+    assert set(report["allocation"]["bits"].values()) <= {4, 8, 16, 32}
     assert not any("the loss was measured before" in note for note in report["notes"])
 
 
@@ -180,6 +180,30 @@ def test_a_dry_run_predicts_a_file_of_convolutions(tmp_path: Path) -> None:
     assert len(taken) <= written["model"]["budget"]["limit"]
     images(tmp_path, "dry.onnx", target_size="13%", samples=64)
     assert target.read_bytes() == taken
+
+
+def test_matrices_have_16_bits_between_8_and_all(wide: Path) -> None:
+    found, report = small(wide, "half.onnx", target_size="42%")
+    bits = report["allocation"]["bits"]
+    halves = {name for name, few in bits.items() if few == 16}
+    kept = {tensor.name: tensor.data_type for tensor in onnx.load(found).graph.initializer}
+    assert halves
+    assert {kept[f"{name}/16"] for name in halves} == {TensorProto.FLOAT16}
+    assert {m["weight"] for m in report["quantization"]["matrices"]} == {n for n, few in bits.items() if few < 32}
+    assert found.stat().st_size == report["model"]["bytes_after"] <= 0.42 * wide.stat().st_size
+    assert lost(found, wide) < 0.01
+    again, _ = small(wide, "again.onnx", widths={}, bits=bits)
+    assert lost(again, found) == 0.0
+
+
+def test_a_small_loss_leaves_widths_if_bits_alone_cost_less() -> None:
+    sizes = []
+    for only in ({}, {"only_bits": True}):
+        vit = models.load("digits_vit")
+        given = {"data": vit.calibration, "held_out": vit.heldout, "minimize": "size", "check": False}
+        report = onnxgrail.compress(vit.model, None, max_loss="0.02%", dry_run=True, **given, **only).report.data
+        sizes.append(report["model"]["bytes_after"])
+    assert sizes[0] <= 1.05 * sizes[1]
 
 
 @pytest.mark.parametrize("only", [{}, {"only_bits": True}])

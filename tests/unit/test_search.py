@@ -20,7 +20,7 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
 from onnxgrail.report.notes import little
 from onnxgrail.search import trials
-from onnxgrail.search.bisect import farthest, farthest_of
+from onnxgrail.search.bisect import cheaper, farthest, farthest_of
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
 from onnxgrail.search.path import Path, Step, path_of
 from onnxgrail.search.within import PATIENCE, further
@@ -175,6 +175,24 @@ def test_a_block_that_was_predicted_wrongly_stays_whole() -> None:
     assert len(tried) <= NORMAL.tries + 1 + 3
     path, best = farthest_of(without, 0.05, lambda path, _: 9.0 * len(path), never, NORMAL)
     assert (len(path), best) == (0, 0)  # nothing holds, and a path without steps is not judged
+
+
+@pytest.mark.parametrize(("limit", "other"), [(0.05, False), (0.2, True), (0.9, True)])
+def test_another_path_is_followed_if_it_holds_where_its_cost_gets_less(limit: float, other: bool) -> None:
+    first, second = steps([0.001 * n for n in range(1, 101)]), steps([0.002 * n for n in range(1, 201)])
+    tried: list[int] = []
+
+    def judged(path: Path, count: int) -> float:
+        assert path is second
+        tried.append(count)
+        return path.loss(count) * 0.9
+
+    path, best = cheaper((first, 60), second, limit, judged, never, NORMAL)
+    assert tried[0] == 61  # the first one that costs less
+    assert path is (second if other else first)
+    assert best == 60 if not other else path.cost(best) < first.cost(60) and judged(path, best) <= limit
+    assert other or len(tried) == 1
+    assert cheaper((first, 60), steps([0.1] * 60), limit, judged, never, NORMAL) == (first, 60)
 
 
 def view() -> View:

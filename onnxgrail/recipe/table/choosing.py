@@ -74,8 +74,8 @@ REMOVE = (
     Option(
         "only_widths",
         FLAG,
-        "For --target-size, or with --minimize size: all weights keep their bits. By default matrices and "
-        "tables get 8 or 4 bits, and convolutions 16, 8 or 4, where that costs less loss per byte than narrowing.",
+        "For --target-size, or with --minimize size: all weights keep their bits. By default they get "
+        "16, 8 or 4 bits where that costs less loss per byte than narrowing.",
         commands=NARROWING,
     ),
     Option(
