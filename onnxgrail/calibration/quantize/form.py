@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onnxgrail.calibration.agreement import same_function
+from onnxgrail.calibration.feeds.judging import spread
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize import FIRST_OPSET, Quantised, quantise
 from onnxgrail.calibration.quantize.light import light_of
@@ -17,6 +18,7 @@ from onnxgrail.graph.io.opset import opset_of, raised
 from onnxgrail.graph.rewrite.interface import Port, between, fit
 
 EIGHT = ("int8", "int8-dynamic")
+FEW = 32  # samples by which ranges are narrowed
 
 
 def modern(model: ir.Model, recipe: Recipe, feed: Feed) -> ir.Model:
@@ -65,6 +67,7 @@ def in_form(
     static = Static(
         feeds=_feeds(prepared, ports, recipe),
         real=not prepared.batches.synthetic,
+        few=_few(prepared, ports) if recipe.quantize == "int8" and not prepared.batches.synthetic else (),
         half=half,
         symmetric=symmetric,
         everywhere=elsewhere(recipe),
@@ -91,3 +94,10 @@ def elsewhere(recipe: Recipe) -> bool:
 def _feeds(prepared: Prepared, ports: Sequence[Port], recipe: Recipe) -> list[Feed]:
     """Return the data for ranges and biases, as the narrowed model takes them."""
     return [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
+
+
+def _few(prepared: Prepared, ports: Sequence[Port]) -> list[Feed]:
+    """Return some of the data, evenly spread, by which ranges are narrowed."""
+    batches = prepared.batches
+    count = min(len(batches), max(1, FEW * len(batches) // max(batches.samples, 1)))
+    return [fit(make(), ports) for make in spread(batches, count)]

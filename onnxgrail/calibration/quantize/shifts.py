@@ -1,15 +1,16 @@
-"""Measure by how much rounded weights shift the outputs of layers on average, so that biases can make up for it."""
+"""Measure by how much rounding shifts the outputs of layers on average, so that biases can make up for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Feed, Floats
-from onnxgrail.graph.bits.folded import Weight, added, rounded, weights_of
+from onnxgrail.graph.bits.folded import BIASED, Weight, added, rounded, weights_of
+from onnxgrail.graph.bits.ranges import biases_of
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.serial import pack
 
@@ -33,20 +34,73 @@ def shifts_of(model: ir.Model, feeds: Sequence[Feed]) -> dict[str, Floats]:
         return {}
     made = model.clone()
     names = [_errors(made.graph, weight) for weight in weights_of(made)]
-    outputs = dict(filter(None, names))
-    total = {weight: np.zeros(1) for weight in outputs}
+    return _means(made, dict(filter(None, names)), feeds)
+
+
+def shifts_in_8_bits(model: ir.Model, whole: ir.Model, feeds: Sequence[Feed]) -> dict[str, Floats]:
+    """Return the mean error of every output channel by layer: in float minus in 8 bits.
+
+    Every layer in 8 bits reads the rounded inputs of the float model, see `shifts_of`.
+
+    Args:
+        model: the float model.
+        whole: the model with `QuantizeLinear` and `DequantizeLinear` around its layers.
+        feeds: calibration data; without, no error is known.
+    """
+    if not feeds or weight_bytes(model) > LARGEST:
+        return {}
+    made = model.clone()
+    nodes = {node.name: node for node in made.graph}
+    values = {
+        value.name: value for value in (*made.graph.inputs, *(v for node in nodes.values() for v in node.outputs))
+    }
+    outputs = {}
+    for bias in biases_of(whole):
+        node = nodes.get(bias.layer.name)
+        if node is not None and node.op_type in BIASED:
+            outputs[node.name or ""] = _in_8_bits(made.graph, node, bias.layer, values)
+    return _means(made, outputs, feeds)
+
+
+def _means(model: ir.Model, outputs: Mapping[str, str], feeds: Sequence[Feed]) -> dict[str, Floats]:
+    """Return the mean of outputs (samples, channels, ...) over all samples, without those that are not finite."""
+    total = {name: np.zeros(1) for name in outputs}
     samples = dict.fromkeys(outputs, 0)
     if not outputs:
         return {}
-    with open_session(pack(made, outputs=list(outputs.values())), Setup(once=True)) as session:
+    with open_session(pack(model, outputs=list(outputs.values())), Setup(once=True)) as session:
         for feed in feeds:
             results = session.run(feed)
-            for weight, output in outputs.items():
+            for name, output in outputs.items():
                 means = np.asarray(results[output], np.float64)
-                total[weight] = total[weight] + means.reshape(*means.shape[:2]).sum(axis=0)
-                samples[weight] += len(means)
-    found = {weight: total[weight] / samples[weight] for weight in outputs if samples[weight]}
-    return {weight: shift for weight, shift in found.items() if np.isfinite(shift).all()}
+                total[name] = total[name] + means.reshape(*means.shape[:2]).sum(axis=0)
+                samples[name] += len(means)
+    found = {name: total[name] / samples[name] for name in outputs if samples[name]}
+    return {name: shift for name, shift in found.items() if np.isfinite(shift).all()}
+
+
+def _in_8_bits(graph: ir.Graph, node: ir.Node, layer: ir.Node, values: Mapping[str | None, ir.Value]) -> str:
+    """Add a copy of a layer in 8 bits beside the one in float; return the name of their mean difference per channel."""
+    name = f"{node.name}/eight"
+
+    def add(op: str, inputs: Sequence[ir.Value | None], attributes: Iterable[ir.Attr] = ()) -> ir.Value:
+        made = ir.Node("", op, inputs, list(attributes))
+        made.outputs[0].name = f"{name}/{len(graph)}"
+        graph.append(made)
+        return made.outputs[0]
+
+    def copied(value: ir.Value | None) -> ir.Value | None:
+        if value is None or value.name in values:
+            return None if value is None else values[value.name]
+        maker = value.producer()
+        if maker is None or value.const_value is not None:
+            assert value.const_value is not None
+            return added(graph, value.const_value.numpy(), f"{name}/constant/{len(graph.initializers)}")
+        return add(maker.op_type, [copied(given) for given in maker.inputs], maker.attributes.values())
+
+    eight = add(layer.op_type, [copied(value) for value in layer.inputs], layer.attributes.values())
+    error = add("Sub", [node.outputs[0], eight])
+    return (error if node.op_type == "Gemm" else add("GlobalAveragePool", [error])).name or ""
 
 
 def _errors(graph: ir.Graph, weight: Weight) -> tuple[str, str] | None:

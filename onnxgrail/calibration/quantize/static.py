@@ -14,9 +14,11 @@ from onnxgrail.calibration.quantize.light import light_of
 from onnxgrail.calibration.quantize.noise import MIXED, exceptions
 from onnxgrail.calibration.quantize.placing import Costs, Durations, Placing, placing_of, timed, unmeasured
 from onnxgrail.calibration.quantize.prepare import prepare
-from onnxgrail.calibration.quantize.shifts import shifts_of
+from onnxgrail.calibration.quantize.ranges import shares_of
+from onnxgrail.calibration.quantize.shifts import shifts_in_8_bits, shifts_of
 from onnxgrail.core import Feed
 from onnxgrail.graph.bits.folded import folded, lifted
+from onnxgrail.graph.bits.ranges import narrow, ranges_of, shift
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.writing import written_bytes
 
@@ -58,6 +60,7 @@ class Static:
 
     Attributes:
         feeds: calibration data; real: False if they are random, so that biases do not follow them.
+        few: some of the data, by which ranges are narrowed; none if they are random.
         half: weights that get 16 bits where layers compute in float; None to choose them.
         symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
         everywhere: compute layers in 8 bits where this machine is faster in float, too, and store weights of the layers
@@ -67,6 +70,7 @@ class Static:
 
     feeds: Sequence[Feed] = ()
     real: bool = True
+    few: Sequence[Feed] = ()
     half: Collection[str] | None = None
     symmetric: bool = False
     everywhere: bool = False
@@ -115,6 +119,7 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
         return tuple(n.name or "" for n in origin.layers()), UNMEASURED
     float_ones = {**loud, **never}
     made = by_tool(origin, given.feeds, target, without=float_ones, symmetric=given.symmetric)
+    _fit(made, ready, given)
     save(made if given.everywhere else folded(made, shifts=shifts_of(ready, given.known)), target)
     return tuple(float_ones), "; ".join(dict.fromkeys(float_ones.values()))
 
@@ -140,7 +145,7 @@ def _placed(origin: Source, costs: Costs) -> Placing:
 def _faster(origin: Source, given: Static, trials: Trials, light: _Light, target: Path) -> tuple[tuple[str, ...], str]:
     """Write the model with layers in 8 bits, or only with weights in 8 bits; return layers in float, and the reason."""
     placing = _timed(origin, given, trials, target)
-    brief = _eight(origin, replace(given, feeds=given.feeds[:1]), target, placing)  # the ranges do not change the time
+    brief = _eight(origin, _brief(given), target, placing)  # the ranges do not change the time
     slow = brief.layers()
     speed = trials.speed(light.model, brief.without()) if len(slow) < len(origin.layers()) + len(origin.never) else 0.0
     why = f"in 8 bits, layers take {1 / speed:.2f} times as long on this machine" if speed else SLOWER
@@ -161,12 +166,17 @@ def _faster(origin: Source, given: Static, trials: Trials, light: _Light, target
     return tuple(n.name or "" for n in origin.layers()), f"{why}; the weights have 8 bits{halves}"
 
 
+def _brief(given: Static) -> Static:
+    """Return the inputs for a model that is only timed."""
+    return replace(given, feeds=given.feeds[:1], few=())
+
+
 def _timed(origin: Source, given: Static, trials: Trials, target: Path) -> Placing:
     """Return the placing by the kernels of this machine; without, with few conversions."""
     placing = _unmeasured(origin)
     if trials.kernels is None:
         return placing
-    whole = _eight(origin, replace(given, feeds=given.feeds[:1]), target, placing).whole
+    whole = _eight(origin, _brief(given), target, placing).whole
     times = trials.kernels([origin.ready, whole])
     return _placed(origin, timed(origin.ready, whole, times, given.feeds[0])) if times else placing
 
@@ -192,8 +202,16 @@ def _eight(origin: Source, given: Static, target: Path, placing: Placing) -> Eig
     """Return the model in 8 bits."""
     between = [node.name or "" for node in origin.between()]
     whole = by_tool(origin, given.feeds, target, without=origin.never, between=between, symmetric=given.symmetric)
+    _fit(whole, origin.ready, given)
     kinds = (*ROUNDED, *AFTER, *(() if origin.plain else BETWEEN))
     return Eight(origin, whole, placing, kinds, None if given.everywhere else shifts_of(origin.ready, given.known))
+
+
+def _fit(whole: ir.Model, ready: ir.Model, given: Static) -> None:
+    """Narrow the ranges of activations in place; then biases make up for mean errors of layers in 8 bits."""
+    if given.few:
+        narrow(whole, shares_of(ready, ranges_of(whole), given.few, LAYERS))
+        shift(whole, shifts_in_8_bits(ready, whole, given.known))
 
 
 def _mixed(
