@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.contract.attention import HEADS, SCORES, TOKENS, WIDTH, attention
@@ -81,3 +82,25 @@ def test_what_was_read_without_channels_keeps_them(read: str, fixed: str) -> Non
     survey = narrowed_equals_masked(model, feed(model))
     assert not survey.blocks
     assert any("cannot be narrowed" in r.reason for r in survey.refusals if r.value == "w")
+
+
+@pytest.mark.parametrize(
+    ("none", "cut"),
+    [
+        ("none = Identity(nothing)", True),
+        ("to = Concat<axis=0>(n, rest)\nnone = Expand(nothing, to)", True),
+        ("to = Concat<axis=0>(n, rest)\nnone = ConstantOfShape(to)", False),
+    ],
+    ids=["constant", "repeated", "filled"],
+)
+def test_pieces_without_elements(none: str, cut: bool) -> None:
+    """DINOv3 without register tokens joins a tensor of none of them; a runtime compares the other axes."""
+    rows = 1 if "Identity" in none else "N"
+    model = tiny(
+        f"float[{rows},{TOKENS},{WIDTH}] x => float[] y",
+        f"h = MatMul(x, w)\nn = Shape<start=0, end=1>(x)\n{none}\nz = Concat<axis=1>(none, h)\nr = Relu(z)\n"
+        "y = MatMul(r, out)",
+        {"w": (WIDTH, 6), "nothing": np.zeros((1, 0, 6), np.float32), "rest": ints(0, 6), "out": (6, 4)},
+    )
+    (block,) = narrowed_equals_masked(model, feed(model)).blocks
+    assert ("nothing" in {s.initializer for s in block.slots}) == cut

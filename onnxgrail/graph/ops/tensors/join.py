@@ -98,32 +98,44 @@ def _distinct(site: Site, marks: Sequence[Mark]) -> list[Mark]:
 
 
 def _tied(site: Site, mark: Mark, pieces: Sequence[int]) -> Mark | None:
-    """Pass a mark through all pieces: each must have it, or be a constant or a cache that can be cut."""
-    for k in pieces:
+    """Pass a mark through all pieces: each must have it, or be a constant or a cache that can be cut.
+
+    Constants of length zero along the axis of the Concat are cut, too: a runtime compares their other axes.
+    """
+    for k in site.operands:
         if any(set(m.axes) & set(mark.axes) for m in site.marks(k)):
+            continue
+        if k not in pieces and not _spans(site, k, mark):
             continue
         if site.is_constant(k):
             site.carry(k, mark)
             continue
         if is_filled(site, k) or claim(site, k, mark):
             continue
-        why = adopt(site, k, mark, UNEVEN)
+        why = adopt(site, k, mark, UNEVEN) if k in pieces else ""
         if why:
             site.freeze([mark], why)
             return None
     return mark
 
 
+def _spans(site: Site, k: int, mark: Mark) -> bool:
+    """Return True if a piece has the axes of a mark in the same lengths."""
+    shape = site.shape(k)
+    return len(shape) == len(site.out_shape()) and tuple(shape[a] for a in mark.axes) == mark.labels.shape
+
+
 @narrow("Concat")
 def narrow_concat(cut: Cut) -> None:
     """Gather the kept positions from a piece filled with one number."""
-    axis = integer(cut.node, "axis") % len(cut.shape(cut.output_name()))
+    whole = cut.shape(cut.output_name())
+    axis = integer(cut.node, "axis") % len(whole)
     alive = cut.alive(cut.output_name())
     start = 0
     for operand in range(len(cut.node.inputs)):
         name = cut.input_name(operand)
-        size = cut.shape(name)[axis]
-        if size and name not in cut.facts.constants:
+        shape, size = cut.shape(name), cut.shape(name)[axis]
+        if (size or len(shape) == len(whole)) and name not in cut.facts.constants:
             own = cut.alive(name)
             parts = {a: stays[start : start + size] if a == axis else stays for a, stays in alive.items()}
             pick(cut, operand, {a: part for a, part in parts.items() if a not in own and not part.all()})
