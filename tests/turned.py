@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Feed, Floats
+from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
 from onnxgrail.graph.rotate.restore import restore
@@ -19,6 +20,20 @@ def orthogonal(width: int, seed: int = 0) -> Floats:
     draws = np.random.default_rng(seed).normal(size=(width, width))
     draws[:, 0] = 1
     return np.roll(np.linalg.qr(draws)[0], -1, axis=1)
+
+
+def with_fused_products(model: ir.Model) -> ir.Model:
+    """The model with half of every product by a matrix, as ONNX Runtime's operator by the transposed matrix."""
+    model.opset_imports[MICROSOFT] = 1
+    for node in model.graph:
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        if weight is None or weight.const_value is None or len(weight.uses()) > 1:
+            continue
+        numbers = np.ascontiguousarray(weight.const_value.numpy().T)
+        weight.const_value, weight.shape = ir.tensor(numbers, name=weight.name), ir.Shape(numbers.shape)
+        node.op_type, node.domain = "FusedMatMul", MICROSOFT
+        node.attributes.update({"alpha": ir.AttrFloat32("alpha", 0.5), "transB": ir.AttrInt64("transB", 1)})
+    return model
 
 
 def found_in(model: ir.Model, feed: Feed) -> Rotatable:

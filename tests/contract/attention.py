@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from onnxgrail.core import Array
@@ -82,6 +84,7 @@ def attention(
     weights: Weights | None = None,
     projected: Weights | None = None,
     opset: int = 20,
+    imports: Mapping[str, int] | None = None,
 ) -> ir.Model:
     """One layer; every stage is node text, and what it needs is in `weights`.
 
@@ -94,7 +97,7 @@ def attention(
     given: dict[str, tuple[int, ...] | Array] = {"scale": scalar(0.7), "wo": (WIDTH, 5)}
     given |= dict(PROJECTED if projected is None else projected) | constants | dict(weights or {})
     used = {name: weight for name, weight in given.items() if name in _words(body)}
-    return tiny(f"{inputs} => float[] y{outputs}", body, used, opset=opset)
+    return tiny(f"{inputs} => float[] y{outputs}", body, used, opset=opset, imports=imports)
 
 
 def _words(text: str) -> set[str]:

@@ -18,7 +18,7 @@ from onnxgrail.graph.trace.tracer import trace
 from tests.oracle import check_same, passes_checker, run, survey_of
 from tests.prenorm import BEGINS, ENDS, FORMS, WIDTH, prenorm
 from tests.tiny import feed, tiny
-from tests.turned import found_in, orthogonal, projected, turned, without
+from tests.turned import found_in, orthogonal, projected, turned, with_fused_products, without
 
 KEPT = 7
 NETS = [
@@ -49,6 +49,17 @@ def test_fewer_channels_are_a_projection(form: str, begin: str, end: str) -> Non
     assert np.abs(want["y"] - run(model, feed(model))["y"]).max() > 1e-2
     if passes_checker(ir.to_proto(model).SerializeToString()):
         onnx.checker.check_model(ir.to_proto(slim), full_check=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_products_of_onnx_runtime_are_layers_too(form: str) -> None:
+    """Its optimized files have them where a factor follows a product or a transpose precedes it."""
+    model, basis = with_fused_products(prenorm(form)), orthogonal(WIDTH)
+    other, survey = turned(model, feed(model), basis)
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    slim = without(other, survey, KEPT)
+    check_same(run(slim, feed(model)), run(projected(model, feed(model), basis[:, :KEPT]), feed(model)))
+    assert not any("basis" in name for name in other.graph.initializers)
 
 
 SCALED = ("ds$i = Mul(db$i, scale$i)", "dt$i = Identity(db$i)\nds$i = Mul(scale$i, dt$i)")

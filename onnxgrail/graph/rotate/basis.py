@@ -19,6 +19,7 @@ from onnxgrail.graph import slots
 from onnxgrail.graph.attributes import name_of, number
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.products import is_fused, is_product
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
@@ -235,7 +236,7 @@ def _along(array: Floats, axis: int, matrix: Floats) -> Floats:
 def _shift(graph: ir.Graph, slot: Slot, vector: Floats, facts: Facts, captured: Collection[str]) -> None:
     """Add a vector to the bias of a layer, or add a bias."""
     node = slot.node
-    vector = vector * number(node, "alpha", 1.0) if node.op_type == "Gemm" else vector
+    vector = vector * number(node, "alpha", 1.0) if node.op_type == "Gemm" or is_fused(node) else vector
     place = (node, 2) if len(node.inputs) > 2 and node.inputs[2] is not None else _bias_of(node, facts, vector.size)
     value = None if place is None else place[0].inputs[place[1]]
     old = None if value is None else constant_of(value, value.name or "", facts)
@@ -246,7 +247,7 @@ def _shift(graph: ir.Graph, slot: Slot, vector: Floats, facts: Facts, captured: 
         return
     out = node.outputs[0]
     numbers = constant(graph, vector.astype(facts.dtypes[slot.value.name or ""]), f"{out.name}/shift")
-    if node.op_type != "MatMul":
+    if not is_product(node):
         node.resize_inputs(3)
         node.replace_input_with(2, numbers)
         return

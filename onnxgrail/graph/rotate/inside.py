@@ -18,6 +18,7 @@ from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Refusal
 from onnxgrail.graph.attention import makes_scores, reads_weights, scores_of
 from onnxgrail.graph.attributes import integer, names_of
 from onnxgrail.graph.ops.layers.inside import weighs
+from onnxgrail.graph.products import axes_of, is_fused, is_product
 from onnxgrail.graph.rotate.classes import groups_of, positions, spread, units_of
 from onnxgrail.graph.rotate.norms import Norm, roots_of
 from onnxgrail.graph.rotate.passing import is_zero
@@ -38,7 +39,7 @@ UNEVEN = "its heads share some of their channels, or differ in their number"
 STORED = "its weight is shared, quantized or computed at run time, and takes no basis inside heads"
 KERNEL = "a fused kernel reads heads of one size; channels inside of them stay"
 QUERIES = "channels of queries and keys in a fused kernel stay"
-OTHER = "channels inside heads are followed through MatMul only, so those that it multiplies stay"
+OTHER = "channels inside heads are followed through matrix products only, so those that it multiplies stay"
 
 REASONS = frozenset((POSITIONS, BENDS, CLAIMED, UNEVEN, STORED, KERNEL, QUERIES, OTHER))
 
@@ -150,9 +151,9 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
         return [], []
     fused = [node for node in model.graph if node.op_type in FUSED]
     refusals = [_refusal(node, QUERIES if weighs(node) else KERNEL) for node in fused]
-    others = [node for node in model.graph if node.op_type in OTHERS and not _reads_constants(node, facts)]
+    others = [n for n in model.graph if n.op_type in OTHERS and not is_product(n) and not _reads_constants(n, facts)]
     refusals += [_refusal(node, OTHER) for node in others if makes_scores(node) or reads_weights(node)]
-    if not any(weighs(n) or (n.op_type == "MatMul" and not _reads_constants(n, facts)) for n in model.graph):
+    if not any(weighs(n) or (is_product(n) and not _reads_constants(n, facts)) for n in model.graph):
         return [], refusals
     norms = roots_of(model, facts)
     normed = {key(node): "" for norm in norms for node in norm.nodes}
@@ -221,15 +222,16 @@ class _Finder:
             _RefusedError: their basis is not free.
         """
         own, fused = key(node), weighs(node)
-        plain = node.op_type == "MatMul" and node.domain in ("", "ai.onnx")
-        if not (plain or (fused and kind == "vo")) or own not in self.facts.shapes:
+        if not (is_product(node) or (fused and kind == "vo")) or own not in self.facts.shapes:
             return None
         names = names_of(node.inputs)
         rank, value = [len(self.facts.shapes.get(name, ())) for name in names], 2 if fused else 1
-        wanted = [(own, 0, rank[0] - 1), (own, 1, rank[1] - 2)] if kind == "qk" else [(own, value, rank[value] - 1)]
+        summed, met, kept = axes_of(node, (rank[0], rank[1]))
+        kept = rank[value] - 1 if fused else kept
+        wanted = [(own, 0, summed), (own, 1, met)] if kind == "qk" else [(own, value, kept)]
         if not all(place in self.tables for place in wanted):
             asked = {"qk": makes_scores, "vo": reads_weights}[kind]
-            if fused or ((own, 1, rank[1] - (1 if kind == "qk" else 2)) not in self.tables and asked(node)):
+            if fused or ((own, 1, kept if kind == "qk" else met) not in self.tables and asked(node)):
                 raise _RefusedError(_refusal(node, POSITIONS))
             return None
         sides = [self._rows(node, place) for place in wanted]
@@ -285,7 +287,7 @@ class _Finder:
     def _follows(self, node: ir.Node, place: tuple[str, int, int], product: ir.Node, layers: set[str]) -> None:
         if node is product or (node.domain in ("", "ai.onnx") and node.op_type in MOVES):
             return
-        if node.op_type in LAYERS and key(node) in layers and integer(node, "group", 1) == 1:
+        if (node.op_type in LAYERS or is_fused(node)) and key(node) in layers and integer(node, "group", 1) == 1:
             return
         mine = self.carriers[place]
         others = [k for k, v in enumerate(node.inputs) if v is not None and v.name not in mine]
@@ -303,7 +305,8 @@ class _Finder:
         value = node.inputs[use.operand]
         layer = use.role != "passenger"
         bias = _is_bias(node, use.operand)
-        if len(use.mark.axes) != 1 or (layer and node.op_type not in LAYERS) or (not layer and not bias):
+        linear = node.op_type in LAYERS or is_fused(node)
+        if len(use.mark.axes) != 1 or (layer and not linear) or (not layer and not bias):
             raise _RefusedError(_refusal(node, BENDS))
         if (use.role == "consumer" and kind == "qk") or (use.role == "producer" and self._adds_alike(node)):
             raise _RefusedError(_refusal(node, BENDS))

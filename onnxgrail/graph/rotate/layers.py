@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrail.graph.attributes import integer, number
+from onnxgrail.graph.products import axes_of, is_product
 from onnxgrail.graph.rotate.norms import Norm
 from onnxgrail.graph.trace.facts import Facts
 
@@ -45,8 +46,9 @@ def writing(node: ir.Node, axis: int, facts: Facts) -> list[Slot] | None:
     if weight is None:
         return None
     rank = len(facts.shapes[weight.name or ""])
-    if node.op_type == "MatMul":
-        return [Slot(node=node, operand=1, axis=rank - 1)] if axis == len(shape) - 1 and rank > 1 else None
+    if is_product(node):
+        _, _, kept = axes_of(node, (len(shape), rank))
+        return [Slot(node=node, operand=1, axis=kept)] if axis == len(shape) - 1 and rank > 1 else None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None and facts.shapes.get(bias.name or "", ())[-1:] != (shape[axis],):
         return None
@@ -66,9 +68,10 @@ def reading(node: ir.Node, operand: int, axis: int, norm: Norm | None, facts: Fa
         return None
     shape, rank = facts.shapes[node.inputs[0].name or ""], len(facts.shapes[weight.name or ""])  # type: ignore[union-attr]
     shifted = norm is not None and norm.shift is not None
-    if node.op_type == "MatMul":
+    if is_product(node):
+        _, met, _ = axes_of(node, (len(shape), rank))
         fits = axis == len(shape) - 1 and rank > 1 and (rank == 2 or not shifted)
-        return Slot(node=node, operand=1, axis=rank - 2, norm=norm, reads=True) if fits else None
+        return Slot(node=node, operand=1, axis=met, norm=norm, reads=True) if fits else None
     padded = node.op_type == "Conv" and set(facts.shapes[weight.name or ""][2:]) != {1}
     if axis != 1 or (shifted and (padded or not factor_of_bias(node))):
         return None
@@ -83,8 +86,8 @@ def factor_of_bias(node: ir.Node) -> float:
 
 def weight_of(node: ir.Node, facts: Facts) -> ir.Value | None:
     """Return the constant float weight of a matrix product or a convolution without groups."""
-    known = node.op_type in ("MatMul", "Gemm", "Conv") and node.domain in ("", "ai.onnx")
-    if not known or integer(node, "transA") or integer(node, "group", 1) != 1:
+    known = node.op_type in ("Gemm", "Conv") and node.domain in ("", "ai.onnx")
+    if not (known or is_product(node)) or integer(node, "transA") or integer(node, "group", 1) != 1:
         return None
     value = node.inputs[1]
     if value is None or value.name not in facts.constants or value.name in facts.stored:

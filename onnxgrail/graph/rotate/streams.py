@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgrail.graph.products import is_product
 from onnxgrail.graph.rewrite.unique import name_before
 from onnxgrail.graph.rotate.layers import Slot, reading, weight_of, writing
 from onnxgrail.graph.rotate.norms import Norm
@@ -113,7 +114,7 @@ def linear_streams_of(model: ir.Model, facts: Facts, norms: Sequence[Norm], apar
         makes = weight_of(node, facts) is not None or node.op_type == "BatchNormalization"
         if not makes or value in finder.seen or not facts.has_floats(value.name or ""):
             continue
-        axis = len(facts.shapes[value.name or ""]) - 1 if node.op_type == "MatMul" else 1
+        axis = len(facts.shapes[value.name or ""]) - 1 if is_product(node) else 1
         stream = finder.follow(value, axis, name_before(value))
         own = not stream.norms and not stream.mixed and not any(slot.node in apart for slot in stream.slots)
         read = dict.fromkeys(slot.node.inputs[0] for slot in stream.slots if slot.reads)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import MICROSOFT, names_of
 from onnxgrail.graph.ops.layers.contraction import BIAS, CONTRACTED
+from onnxgrail.graph.products import axes_of
 from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER
 from onnxgrail.graph.trace.flow import Flow, Site, Use
 from onnxgrail.graph.trace.labels import Mark
@@ -38,12 +39,13 @@ def is_inside(site: Site) -> bool:
 
 def inside(site: Site) -> None:
     """Pass the channels of values, and tie those of queries to those of keys."""
-    last = len(site.out_shape()) - 1
-    places = [(0, len(site.shape(0)) - 1), (1, len(site.shape(1)) - 2), (1, len(site.shape(1)) - 1)]
+    last, rank = len(site.out_shape()) - 1, len(site.shape(1))
+    summed, met, kept = axes_of(site.node, (len(site.shape(0)), rank))
+    places = [(0, summed), (1, met), (1, kept)]
     if site.flow.tables is not None:
         found = [_recorded(site, *place) for place in places]
         values = [mark for mark in found[2:] if mark is not None]
-        site.emit([Mark(tuple(a + last - places[2][1] for a in mark.axes), mark.labels) for mark in values])
+        site.emit([m.moved([last if a == kept else a + last + 1 - rank for a in m.axes]) for m in values])
         return
     rotation, kind = site.node.metadata_props[MARK], site.node.metadata_props[INSIDE]
     if kind == "vo":

@@ -113,7 +113,7 @@ def product(site: Site, *, form: Form = PLAIN) -> None:
 
     A matrix gathered from a stack of experts is a weight: it consumes the contracted axis.
     """
-    if form is PLAIN and is_inside(site):
+    if not any(form.moved) and is_inside(site):
         inside(site)
         return
     shape = site.out_shape()
