@@ -68,7 +68,7 @@ def projected(model: ir.Model, feed: Feed, basis: Floats) -> ir.Model:
     found = found_in(model, feed)
     graph = found.model.graph
     for stream in found.streams.values():
-        centered = any(norm.centered for norm in stream.norms)
+        centered = stream.centered and not stream.carries_mean
         projection = basis @ basis.T - (basis @ basis.T).mean(axis=0) * centered
         numbers = ir.tensor(projection.astype(np.float32), name=f"{stream.name}/projection")
         matrix = ir.Value(

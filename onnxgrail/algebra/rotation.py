@@ -34,6 +34,21 @@ def basis_of(moments: Sequence[Floats]) -> Floats:
     return np.ascontiguousarray(vectors * np.where(largest < 0, -1.0, 1.0))
 
 
+def basis_beside_mean(moments: Sequence[Floats]) -> Floats:
+    """Return what `basis_of` does for channels without their mean, with the direction of the mean before them.
+
+    Args:
+        moments: as for `basis_of`.
+
+    Returns:
+        (d, d) orthogonal matrix; all numbers of its first column are 1 / √d.
+    """
+    width = len(moments[0])
+    mean = np.full((width, 1), width**-0.5)
+    rest = np.linalg.svd(mean.T)[2][1:].T
+    return np.hstack([mean, rest @ basis_of([rest.T @ gram @ rest for gram in moments])])
+
+
 def basis_of_layers(moments: Sequence[Floats], products: Sequence[Floats]) -> Floats:
     """Return the basis in which layers that read a linear stream lose least with its last channels.
 

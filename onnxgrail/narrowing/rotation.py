@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.rotation import (
+    basis_beside_mean,
     basis_of,
     basis_of_layers,
     basis_of_queries,
@@ -222,7 +223,7 @@ def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence
         if not grams:  # rows that the data never look up count too
             rows = weights.original(name, prepared.model, prepared.survey).astype(np.float64)
             grams = [*(sums.gram for sums in measured[name]), rows.T @ rows]
-        bases[name] = basis_of(grams)
+        bases[name] = basis_beside_mean(grams) if stream.carries_mean else basis_of(grams)
     for name, inside in found.heads.items():
         left = iter(measured[name])
         sums = [[list(islice(left, len(heads))) for heads in part.index] for part in inside.measured]

@@ -173,7 +173,6 @@ def test_matrices_that_cost_more_than_a_narrower_stream_saves_are_refused_with_t
 
 
 REFUSED = {
-    "read as it is": ("c = Relu(x1)\nz = LayerNormalization(c, g1, s1)", "it reads the stream without a normalization"),
     "two kinds of normalization": (
         "z = SimplifiedLayerNormalization(x1, g1)",
         "layer and RMS normalizations read the same stream",

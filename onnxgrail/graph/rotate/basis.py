@@ -35,6 +35,7 @@ from onnxgrail.graph.rotate.streams import Stream, linear_streams_of, streams_of
 from onnxgrail.graph.rotate.unfused import separate
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of
 
+MEAN = 0.999  # cosine from which a vector of a basis is the one of the mean
 STREAMS: tuple[Kind, ...] = ("stream", "embedding")
 
 
@@ -105,9 +106,19 @@ def rotatable(
     return replace(found, heads={**found.heads, **heads}, refusals=(*found.refusals, *refusals))
 
 
-def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *, apart: bool) -> Rotatable:
-    """Find the streams, with fused sums separated or not: of a stream that keeps its basis, they stay fused."""
-    model = copy(model)
+def _found(
+    source: ir.Model,
+    known: Facts,
+    wanted: Callable[[Kind, str], bool],
+    *,
+    apart: bool,
+    stuck: Mapping[str, Refusal] | None = None,
+) -> Rotatable:
+    """Find the streams, with fused sums separated or not: of a stream that keeps its basis, they stay fused.
+
+    `stuck` are streams that cannot be changed, though nothing of what is found at first tells it.
+    """
+    model, facts, stuck = copy(source), known, stuck or {}
     chosen: dict[str, Stream] = {}
     pairs: dict[str, Inside] = {}
     with names_kept(model.graph):
@@ -123,13 +134,20 @@ def _found(model: ir.Model, facts: Facts, wanted: Callable[[Kind, str], bool], *
         if folded is not None:
             facts = folded
             every = streams_of(model, facts, norms_of(model, facts))
-        whys = {stream.name: refusal(stream, facts) for stream in every}
+        whys = {stream.name: stuck.get(stream.name) or refusal(stream, facts) for stream in every}
         streams = [s for s in every if whys[s.name] is None and wanted("stream", s.name)]
-        walls = [(wall, stream.name) for stream in streams for wall in walls_of(stream, facts)]
-        for wall, name in walls:
-            facts = bridge(model.graph, wall, facts, name, layers=False)
-        if walls:
+        for _ in range(len(every) and len(norms_of(model, facts)) + 1):  # all rounds but the last find another one
+            walls = [(wall, stream.name) for stream in streams for wall in walls_of(stream, facts)]
+            if not walls:
+                break
+            for wall, name in walls:
+                facts = bridge(model.graph, wall, facts, name, layers=False)
             streams = _again(streams, streams_of(model, facts, norms_of(model, facts)))
+            late = {stream.name: why for stream in streams if (why := refusal(stream, facts)) is not None}
+            if late:  # a normalization that joined meets a node that no matrix helps
+                first = {stream.name: stream.norms[0].source.name or "" for stream in every}
+                late = {name: replace(why, value=first[name]) for name, why in late.items()}
+                return _found(source, known, wanted, apart=apart, stuck={**stuck, **late})
         facts, linear = _linear(model, facts, pairs.values(), partial(wanted, "stream"))
     streams += linear
     chosen |= {stream.name: stream for stream in streams}
@@ -184,8 +202,7 @@ def rotate(found: Rotatable, bases: Mapping[str, Floats]) -> ir.Model:
             basis = bases[name]
             rotate_heads(graph, inside, basis[None] if inside.kind == "rank" else basis, facts, captured)
         for name, stream in found.streams.items():
-            for norm in stream.norms:
-                simplify(graph, replace(norm, gain=None), {MARK: name}, facts)  # layers take the gain
+            _simplify(graph, stream, bases[name], facts)
         for slot, sides in turned:
             if slot.norm is not None:  # last: shifts become biases, in the basis of what the layers write
                 _turn(graph, slot, sides, facts, captured)
@@ -203,7 +220,23 @@ class _Sides:
 
 def _sides(stream: Stream, basis: Floats) -> _Sides:
     reads = np.asarray(np.linalg.inv(basis).T, basis.dtype) if stream.linear else basis
-    return _Sides(basis, reads, any(norm.centered for norm in stream.norms))
+    return _Sides(basis, reads, stream.centered and not stream.carries_mean)
+
+
+def _simplify(graph: ir.Graph, stream: Stream, basis: Floats, facts: Facts) -> None:
+    """Replace the normalizations of a stream; they read a mean that it carries, one of its channels, as zero."""
+    mean = np.abs(basis.sum(axis=0)) > MEAN * np.sqrt(len(basis))
+    masked: dict[ir.Value, ir.Value] = {}
+    for norm in stream.norms:
+        source = norm.source
+        if stream.carries_mean and source not in masked:
+            name, dtype = source.name or "", facts.dtypes[source.name or ""]
+            mask = constant(graph, (~mean).astype(dtype), f"{name}/centered/mask")
+            node = ir.Node("", "Mul", [source, mask], num_outputs=1, name=free_name(graph, f"{name}/centered"))
+            follow(graph, node, source, [])
+            masked[source] = node.outputs[0]
+        plain = replace(norm, gain=None, source=masked.get(source, source))  # layers take the gain
+        simplify(graph, plain, {MARK: stream.name}, facts.dtypes[source.name or ""])
 
 
 def _turn(graph: ir.Graph, slot: Slot, sides: _Sides, facts: Facts, captured: Collection[str]) -> None:

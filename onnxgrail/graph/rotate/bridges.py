@@ -22,7 +22,6 @@ from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Survey
 
 USABLE = 0.75  # share of the channels at which a stream with its matrices has to cost less than without
-UNNORMED = "it reads the stream without a normalization"
 
 
 def refusal(stream: Stream, facts: Facts) -> Refusal | None:
@@ -31,19 +30,12 @@ def refusal(stream: Stream, facts: Facts) -> Refusal | None:
     source = stream.norms[0].source.name or ""
     if len(centered) > 1:
         return Refusal(value=source, node="", op="", reason="layer and RMS normalizations read the same stream")
-    made = [wall.value for wall in walls if not wall.ahead]
-    slots = (slot for slot in stream.slots if slot.reads and slot.norm is None)
-    plain = next((slot.node for slot in slots if slot.node.inputs[0] not in made), None)
-    if centered == {True} and plain is not None:
-        return Refusal(value=source, node=plain.name or "", op=plain.op_type, reason=UNNORMED)
     for wall in walls:
         node, op = (
             ("", "output" if wall.ahead else "input")
             if wall.node is None
             else (wall.node.name or "", wall.node.op_type)
         )
-        if centered == {True} and wall.ahead and wall.norm is None:
-            return Refusal(value=source, node=node, op=op, reason=UNNORMED)
         if wall.axis != len(facts.shapes[wall.value.name or ""]) - 1 or (
             wall.value.is_graph_output() and not wall.ahead
         ):

@@ -41,7 +41,8 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
             node.metadata_props[PICKED] = str(operand)
         for norm in [norm for side in inside.norms for norm in side]:
             op = norm.nodes[-1].op_type
-            norms.simplify(graph, norm, {**marks, FUSED: op} if op in norms.FUSED else marks, facts)
+            dtype = facts.dtypes[norm.source.name or ""]
+            norms.simplify(graph, norm, {**marks, FUSED: op} if op in norms.FUSED else marks, dtype)
         return
     inverse = np.swapaxes(np.linalg.inv(basis), 1, 2)
     for part in inside.parts:

@@ -252,18 +252,18 @@ def _uncast(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
     return (reader.outputs[0], [reader]) if reader is not None and reader.op_type == "Cast" else (value, [])
 
 
-def simplify(graph: ir.Graph, norm: Norm, marks: Mapping[str, str], facts: Facts) -> None:
+def simplify(graph: ir.Graph, norm: Norm, marks: Mapping[str, str], dtype: np.dtype) -> None:
     """Replace a normalization by one node that divides by the root mean square and applies the gain.
 
     Args:
         graph: changed in place.
         norm: its shift is left out, and the mean is not subtracted.
         marks: metadata of the node.
-        facts: of the graph.
+        dtype: of what it reads.
     """
     result = norm.result
     numbers = np.ones(norm.width) if norm.gain is None else norm.gain
-    gain = constant(graph, numbers.astype(facts.dtypes[norm.source.name or ""]), f"{result.name}/gain")
+    gain = constant(graph, numbers.astype(dtype), f"{result.name}/gain")
     attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", norm.epsilon)]
     node = ir.Node("", PLAIN, [norm.source, gain], attributes, num_outputs=1, name=norm.nodes[-1].name)
     node.metadata_props.update(marks)

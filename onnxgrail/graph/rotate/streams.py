@@ -69,6 +69,16 @@ class Stream:
         return not self.norms and bool(self.tensors)
 
     @property
+    def centered(self) -> bool:
+        """Return True if its normalizations subtract a mean."""
+        return any(norm.centered for norm in self.norms)
+
+    @property
+    def carries_mean(self) -> bool:
+        """Return True if it keeps the mean that its normalizations subtract, because a layer reads it without them."""
+        return self.centered and any(slot.reads and slot.norm is None for slot in self.slots)
+
+    @property
     def mixed(self) -> bool:
         """Return True if a product with another tensor mixes its rows, as attention does with values."""
         return any(use.node.op_type == "MatMul" and use.idx == 1 for tensor in self.tensors for use in tensor.uses())
