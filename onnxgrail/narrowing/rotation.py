@@ -230,11 +230,13 @@ def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence
         if inside.kind != "qk":
             groups = basis_of_values(sums, found.products(name))
             bases[name] = groups[0] if inside.kind == "rank" else groups
-        elif inside.units is not None:
+            continue
+        sides = inside.sides(sums)
+        if inside.units is not None:
             queries, keys = (
-                of_unit_size(side) if normed else side for side, normed in zip(sums, inside.normed, strict=True)
+                of_unit_size(side) if normed else side for side, normed in zip(sides, inside.normed, strict=True)
             )
             bases[name] = order_of_pairs(queries, keys, list(left), inside.units, normed=any(inside.norms))
         else:
-            bases[name] = basis_of_queries(*sums)
+            bases[name] = basis_of_queries(*sides)
     return bases

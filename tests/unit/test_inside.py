@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,14 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.graph.trace.tracer import trace
 from tests.contract.attention import (
     HEADS,
+    MERGE,
+    PROJECTED,
+    PROJECTIONS,
+    SCORES,
     SHAPES,
     SIZE,
+    SOFTMAX,
+    SPLIT,
     TOKENS,
     WIDTH,
     attention,
@@ -139,6 +146,41 @@ NETS |= {
 }
 
 
+def shared_layers() -> ir.Model:
+    """Two layers with the same weights, as in ALBERT."""
+    first = PROJECTIONS + SPLIT + SCORES + "a2 = Identity(a1)" + SOFTMAX + MERGE
+    second = re.sub(r"\b([qkvao][0-9])\b", r"\1b", first).replace("(x,", "(m,")
+    weights = {**PROJECTED, "wo": (WIDTH, WIDTH), "out": (WIDTH, 5), "scale": scalar(0.7), **SHAPES["vision"][1]}
+    body = f"{first}\nm = MatMul(o2, wo)\n{second}\nn = MatMul(o2b, wo)\ny = MatMul(n, out)"
+    return tiny(f"float[N,{TOKENS},{WIDTH}] x => float[] y", body, weights)
+
+
+def relative() -> ir.Model:
+    """Queries are multiplied by keys and by positions, keys by positions, as in DeBERTa."""
+    positions = "".join(
+        lines("p$p = MatMul(r, p_w$p)\nr$p = Reshape(p$p, into)\nt$p = Transpose<perm=[0,2,3,1]>(r$p)\n", p=p)
+        for p in "qk"
+    )
+    scores = f"""
+        {positions}
+        k4 = Transpose<perm=[0,1,3,2]>(k3)
+        c0 = MatMul(q3, k4)
+        c1 = MatMul(q3, tk)
+        c2 = MatMul(k3, tq)
+        c3 = Transpose<perm=[0,1,3,2]>(c2)
+        a0 = Sum(c0, c1, c3)
+        a1 = Mul(a0, scale)
+    """
+    return attention(
+        inputs=f"float[N,{TOKENS},{WIDTH}] x, float[N,{TOKENS},{WIDTH}] r",
+        scores=scores,
+        weights={"p_wq": (WIDTH, WIDTH), "p_wk": (WIDTH, WIDTH)},
+    )
+
+
+NETS["shared layers"] = shared_layers()
+
+
 def fused(op: str, *, split: str = "", merge: str = "", groups: int = HEADS, bias: bool = False) -> ir.Model:
     """One layer with a fused kernel, for which heads may be split first and merged afterwards."""
     body = "".join(lines("$p = MatMul(x, w$p)\n", p=p) for p in "qkv") + split
@@ -189,6 +231,8 @@ def turned(model: ir.Model) -> tuple[ir.Model, Survey, dict[str, Floats]]:
 def projected(model: ir.Model, bases: dict[str, Floats], kept: int) -> ir.Model:
     """The original, with queries and values projected in every head."""
     other, facts = model.clone(), survey_of(model, feed(model)).facts
+    heads = found_in(model).heads.values()
+    bases = {f"{node.outputs[0].name}/{one.kind}": bases[one.name] for one in heads for node in one.products}
     for node in list(other.graph):
         for kind, operand in zip(KINDS, (0, 1 if is_product(node) else 2), strict=True):
             basis = bases.get(f"{node.outputs[0].name}/{kind}")
@@ -204,7 +248,7 @@ def projected(model: ir.Model, bases: dict[str, Floats], kept: int) -> ir.Model:
             matrix = constant(other.graph, np.swapaxes(numbers, -1, -2) if first else numbers, f"{kind}/projection")
             operands = [matrix, node.inputs[operand]] if first else [node.inputs[operand], matrix]
             product = ir.Node("", "MatMul", operands, num_outputs=1)
-            product.outputs[0].name = f"{kind}/projected"
+            product.outputs[0].name = f"{node.outputs[0].name}/{kind}/projected"
             other.graph.insert_before(node, product)
             node.replace_input_with(operand, product.outputs[0])
             if len(node.inputs) > 3:  # biases of values are added after the projection
@@ -250,6 +294,32 @@ def test_the_masked_network_proves_it(name: str) -> None:
     trial = trial_of(other, survey, feed(other), ("CPUExecutionProvider",))
     assert prove(trial, survey.blocks, {block.name: 1 for block in survey.blocks}) == (survey.blocks, ())
     narrowed_equals_masked(other, feed(other), kinds=KINDS)
+
+
+def test_products_that_share_queries_or_keys_have_one_basis() -> None:
+    model = relative()
+    other, survey, bases = turned(model)
+    assert [name.rpartition("/")[2] for name in bases] == ["qk", "vo"]
+    assert [(block.kind, block.units) for block in survey.blocks] == [("qk", SIZE), ("vo", SIZE)]
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    narrowed_equals_masked(other, feed(other), kinds=KINDS)
+
+
+def test_weights_of_several_layers_stay_one() -> None:
+    model = NETS["shared layers"]
+    (queries, values) = found_in(model).heads.values()
+    assert [len(one.products) for one in (queries, values)] == [2, 2]
+    assert [len(one.measured) for one in (queries, values)] == [4, 2]
+    other, _, _ = turned(model)
+    assert {v.name for v in other.graph.initializers.values()} == {v.name for v in model.graph.initializers.values()}
+
+
+@pytest.mark.parametrize("read", ["e = MatMul(x, wk)", "e = Identity(k3)"])
+def test_a_layer_that_shares_a_weight_and_no_product_keeps_its_basis(read: str) -> None:
+    model = attention(out=f"{read}\nz = ReduceMax<keepdims=0>(e)\ny0 = MatMul(o2, wo)\ny = Add(y0, z)")
+    found = found_in(model)
+    assert [name.rpartition("/")[2] for name in found.heads] == ["vo"]
+    assert len(found.refusals) == 1
 
 
 BENT = {

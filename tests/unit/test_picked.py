@@ -16,7 +16,8 @@ from onnxgrail.core import Floats, Ints, Stats
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rotate.basis import rotatable, rotate
-from onnxgrail.graph.rotate.inside import BENDS, Inside
+from onnxgrail.graph.rotate.heads import Inside
+from onnxgrail.graph.rotate.inside import BENDS
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.graph.trace.tracer import trace

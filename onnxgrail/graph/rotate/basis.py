@@ -25,8 +25,8 @@ from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.rotate.bridges import bridge, follow, refusal, walls_of
 from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, tables_of
-from onnxgrail.graph.rotate.heads import products_of, rotate_heads
-from onnxgrail.graph.rotate.inside import Inside, complete, insides_of
+from onnxgrail.graph.rotate.heads import Inside, complete, products_of, rotate_heads
+from onnxgrail.graph.rotate.inside import insides_of
 from onnxgrail.graph.rotate.layers import Slot, factor_of_bias
 from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK
 from onnxgrail.graph.rotate.norms import norms_of, simplify

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -43,6 +43,42 @@ def groups_of(sides: Sequence[Ints], units: Ints | None = None) -> list[Ints] | 
             return None
         tables.insert(0, np.stack(copies))
     return tables if all(_apart(table, units) for table in tables) else None
+
+
+def aligned(products: Sequence[Sequence[Ints]], units: Ints | None = None) -> list[list[Ints]] | None:
+    """Return the groups of several products, as `groups_of` does for one, in the order of those of the first.
+
+    Products correspond by the heads that they have in common. None if not all of their heads do.
+
+    Args:
+        products: for each product, (heads, channels) label classes of its operands.
+        units: as for `groups_of`.
+    """
+    found = [groups_of(sides, units) for sides in products]
+    known: dict[bytes, int] = {}
+    done: dict[int, list[Ints]] = {}
+    while len(done) < len(found):
+        ready = {k: _order(tables, known) for k, tables in enumerate(found) if tables is not None and k not in done}
+        number, order = next(((k, order) for k, order in ready.items() if order is not None), (0, None))
+        tables = found[number]
+        if order is None or tables is None or (done and len(order) != len(done[0][0])):
+            return None
+        done[number] = [table[order] for table in tables]
+        for table in done[number]:
+            known |= {head.tobytes(): group for group, heads in enumerate(table) for head in heads}
+    return [done[k] for k in range(len(found))]
+
+
+def _order(tables: Sequence[Ints], known: Mapping[bytes, int]) -> list[int] | None:
+    """Return the order of the groups of a product in which they are those that are known; None if they are not."""
+    groups = [
+        {known[head.tobytes()] for table in tables for head in table[group] if head.tobytes() in known}
+        for group in range(len(tables[0]))
+    ]
+    if not known:
+        return list(range(len(groups)))
+    numbers = [next(iter(some)) if len(some) == 1 else -1 for some in groups]
+    return np.argsort(numbers).tolist() if sorted(numbers) == list(range(len(numbers))) else None
 
 
 def _apart(table: Ints, units: Ints | None) -> bool:

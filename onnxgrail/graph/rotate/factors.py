@@ -16,7 +16,7 @@ from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, name_before
 from onnxgrail.graph.rotate.bridges import bridge, follow, with_layer
-from onnxgrail.graph.rotate.inside import Inside, Part
+from onnxgrail.graph.rotate.heads import Inside, Part
 from onnxgrail.graph.rotate.layers import Slot, weight_of
 from onnxgrail.graph.rotate.marked import MARK, TURNED
 from onnxgrail.graph.rotate.streams import Stream, Wall

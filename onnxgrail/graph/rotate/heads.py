@@ -1,4 +1,4 @@
-"""Change the basis of channels inside attention heads without changing the function of the model.
+"""Channels inside attention heads, and their basis, which changes without changing the function of the model.
 
 Any invertible matrix may stand between values and what reads them, and between queries and keys. Queries and keys that
 are rotated by position keep their basis, and get an order in which channels are picked.
@@ -6,19 +6,143 @@ are rotated by position keep their basis, and get an order in which channels are
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Floats, Ints
+from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Stats
 from onnxgrail.graph import slots
+from onnxgrail.graph.attention import scores_of
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rotate import norms
-from onnxgrail.graph.rotate.inside import Inside, Part
 from onnxgrail.graph.rotate.marked import FUSED, INSIDE, MARK, ORDER, PICKED, RANK
+from onnxgrail.graph.rotate.norms import Norm
 from onnxgrail.graph.trace.facts import Facts, constant_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Part:
+    """A constant operand that holds channels of heads along one axis.
+
+    Attributes:
+        node, operand: where it is read.
+        axis: the axis.
+        index: (groups, copies, channels) positions on the axis.
+        inverse: it takes the inverse of the basis, transposed.
+        source: tensor with the channels at the same positions, and its channel axis: what a weight reads, or computes.
+        stored: name of the stored constant, which other nodes may read under another name.
+    """
+
+    node: ir.Node
+    operand: int
+    axis: int
+    index: Ints
+    inverse: bool
+    source: tuple[str, int]
+    stored: str = ""
+
+    @property
+    def value(self) -> ir.Value:
+        """Return the constant."""
+        value = self.node.inputs[self.operand]
+        assert value is not None
+        return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Inside:
+    """Channels inside the heads of one attention; heads that share keys and values are one group with one basis.
+
+    Products that read the same channels have one basis: layers with the same weights (ALBERT), and queries that are
+    multiplied by keys and by positions (DeBERTa). The channels between the two parts of a convolution are like those
+    of a single head.
+
+    Attributes:
+        name: of the rotation.
+        kind: `qk`, `vo` or `rank`.
+        node: the first product that reads the channels.
+        more: the other products.
+        groups, width: number of groups, and of channels in a head.
+        parts: constants in the basis.
+        makers: of these, what makes queries and keys last, for every product.
+        units: (width,) unit of every channel, if units are picked instead: then the positions of parts are sorted by
+            unit. None if the basis is free.
+        tables: nodes with the operand that is a table of positions.
+        norms: of queries and of keys, the normalizations that these pass.
+        read: the operands of the product with their channel axes.
+    """
+
+    name: str
+    kind: Kind
+    node: ir.Node
+    groups: int
+    width: int
+    parts: tuple[Part, ...]
+    more: tuple[ir.Node, ...] = ()
+    makers: tuple[Part, ...] = ()
+    units: Ints | None = None
+    tables: tuple[tuple[ir.Node, int], ...] = ()
+    norms: tuple[tuple[Norm, ...], ...] = ()
+    read: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def same(self) -> Floats:
+        """Return the bases that change nothing, or the order of the units as they are."""
+        if self.units is not None:
+            return np.unique(self.units).astype(np.float64)
+        same = np.eye(self.width)
+        return same if self.kind == "rank" else np.tile(same, (self.groups, 1, 1))
+
+    @property
+    def normed(self) -> list[bool]:
+        """Return for queries and for keys if every head has a root mean square of its own."""
+        return [any(norm.width == self.width for norm in side) for side in self.norms]
+
+    @property
+    def measured(self) -> list[Part]:
+        """Return the parts with sources that tell the basis: what makes queries and keys last, what reads values."""
+        return list(self.makers) if self.kind == "qk" else [part for part in self.parts if part.inverse]
+
+    @property
+    def products(self) -> tuple[ir.Node, ...]:
+        """Return the products that read the channels."""
+        return (self.node, *self.more)
+
+    def sides(self, measured: Sequence[Sequence[Sequence[Stats]]]) -> list[list[list[Stats]]]:
+        """Return, for queries and for keys, per group the statistics of all heads, whatever product reads them.
+
+        Args:
+            measured: for each measured part, per group those of its heads.
+        """
+        pairs = [*zip(self.measured, measured, strict=True)]
+        apart = [[groups for part, groups in pairs if part.inverse == keys] for keys in (False, True)]
+        return [[[one for heads in group for one in heads] for group in zip(*some, strict=True)] for some in apart]
+
+    @property
+    def probes(self) -> list[Probe]:
+        """Return probes of the channels of every head in the sources of the measured parts.
+
+        If units are picked, probes of all queries and of all keys that the product reads follow.
+        """
+        heads = [(part.source, head) for part in self.measured for group in part.index for head in group]
+        alone = self.units is not None
+        if self.units is not None:
+            heads += [(place, np.arange(len(self.units))) for place in self.read]
+        return [Probe(value=v, axis=axis, index=head[:, None], pooled=False, alone=alone) for (v, axis), head in heads]
+
+
+def complete(found: Collection[Inside]) -> list[Inside]:
+    """Return queries and keys, and values, of every attention in which both have a free basis."""
+    products = {kind: {node: one for one in found if one.kind == kind for node in one.products} for kind in INNER}
+    chosen: list[Inside] = []
+    for values in dict.fromkeys(products["vo"].values()):
+        scores = [scores_of(node, products["qk"]) for node in values.products]
+        asked = [products["qk"][node] for node in scores if node is not None]
+        chosen += [*asked, values] if len(asked) == len(scores) else []
+    return list(dict.fromkeys(chosen))
 
 
 def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, captured: Collection[str]) -> None:
@@ -33,7 +157,8 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         captured: names that bodies of nodes read.
     """
     marks = {RANK: inside.name} if inside.kind == "rank" else {MARK: inside.name, INSIDE: inside.kind}
-    inside.node.metadata_props.update(marks)
+    for product in inside.products:
+        product.metadata_props.update(marks)
     if inside.units is not None:
         first = [inside.units.tolist().index(unit) for unit in basis.astype(int).tolist()]
         inside.node.metadata_props[ORDER] = ",".join(map(str, first))
@@ -45,13 +170,20 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
             norms.simplify(graph, norm, {**marks, FUSED: op} if op in norms.FUSED else marks, dtype)
         return
     inverse = np.swapaxes(np.linalg.inv(basis), 1, 2)
+    alike: dict[tuple[str, int, bool, bytes], list[Part]] = {}
     for part in inside.parts:
+        name = part.stored or part.value.name or ""
+        alike.setdefault((name, part.axis, part.inverse, part.index.tobytes()), []).append(part)
+    for same in alike.values():
+        part = same[0]
         array = constant_of(part.value, part.value.name or "", facts)
         assert array is not None
         values = _changed(array.astype(np.float64), part.axis, part.index, inverse if part.inverse else basis)
         limit = slots.largest(array.dtype)
         values = np.clip(values, -limit, limit).astype(array.dtype)
-        sweep(graph, set_operands(graph, [(part.node, part.operand)], values, captured))
+        read = dict.fromkeys(one.value for one in same)
+        set_operands(graph, [(one.node, one.operand) for one in same], values, captured)
+        sweep(graph, read)
 
 
 def _changed(array: Floats, axis: int, index: Ints, basis: Floats) -> Floats:

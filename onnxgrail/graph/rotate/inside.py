@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Refusal
-from onnxgrail.graph.attention import makes_scores, reads_weights, scores_of
+from onnxgrail.core import INNER, Ints, Kind, Refusal
+from onnxgrail.graph.attention import makes_scores, reads_weights
 from onnxgrail.graph.attributes import integer, names_of
 from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.products import axes_of, is_fused, is_product
-from onnxgrail.graph.rotate.classes import groups_of, positions, spread, units_of
+from onnxgrail.graph.rotate.classes import aligned, positions, spread, units_of
+from onnxgrail.graph.rotate.heads import Inside, Part
 from onnxgrail.graph.rotate.norms import Norm, roots_of
 from onnxgrail.graph.rotate.passing import is_zero
 from onnxgrail.graph.trace.facts import Facts, constant_of, key
@@ -44,95 +44,8 @@ OTHER = "channels inside heads are followed through matrix products only, so tho
 REASONS = frozenset((POSITIONS, BENDS, CLAIMED, UNEVEN, STORED, KERNEL, QUERIES, OTHER))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Part:
-    """A constant operand that holds channels of heads along one axis.
-
-    Attributes:
-        node, operand: where it is read.
-        axis: the axis.
-        index: (groups, copies, channels) positions on the axis.
-        inverse: it takes the inverse of the basis, transposed.
-        source: tensor with the channels at the same positions, and its channel axis: what a weight reads, or computes.
-    """
-
-    node: ir.Node
-    operand: int
-    axis: int
-    index: Ints
-    inverse: bool
-    source: tuple[str, int]
-
-    @property
-    def value(self) -> ir.Value:
-        """Return the constant."""
-        value = self.node.inputs[self.operand]
-        assert value is not None
-        return value
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Inside:
-    """Channels inside the heads of one attention; heads that share keys and values are one group with one basis.
-
-    The channels between the two parts of a convolution are like those of a single head.
-
-    Attributes:
-        name: of the rotation.
-        kind: `qk`, `vo` or `rank`.
-        node: the product that reads the channels.
-        groups, width: number of groups, and of channels in a head.
-        parts: constants in the basis.
-        units: (width,) unit of every channel, if units are picked instead: then the positions of parts are sorted by
-            unit. None if the basis is free.
-        tables: nodes with the operand that is a table of positions.
-        norms: of queries and of keys, the normalizations that these pass.
-        read: the operands of the product with their channel axes.
-    """
-
-    name: str
-    kind: Kind
-    node: ir.Node
-    groups: int
-    width: int
-    parts: tuple[Part, ...]
-    units: Ints | None = None
-    tables: tuple[tuple[ir.Node, int], ...] = ()
-    norms: tuple[tuple[Norm, ...], ...] = ()
-    read: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def same(self) -> Floats:
-        """Return the bases that change nothing, or the order of the units as they are."""
-        if self.units is not None:
-            return np.unique(self.units).astype(np.float64)
-        same = np.eye(self.width)
-        return same if self.kind == "rank" else np.tile(same, (self.groups, 1, 1))
-
-    @property
-    def normed(self) -> list[bool]:
-        """Return for queries and for keys if every head has a root mean square of its own."""
-        return [any(norm.width == self.width for norm in side) for side in self.norms]
-
-    @property
-    def measured(self) -> list[Part]:
-        """Return the parts with sources that tell the basis: what makes queries and keys last, what reads values."""
-        if self.kind != "qk":
-            return [part for part in self.parts if part.inverse]
-        last = {part.inverse: part for part in self.parts}
-        return [last[False], last[True]]
-
-    @property
-    def probes(self) -> list[Probe]:
-        """Return probes of the channels of every head in the sources of the measured parts.
-
-        If units are picked, probes of all queries and of all keys that the product reads follow.
-        """
-        heads = [(part.source, head) for part in self.measured for group in part.index for head in group]
-        alone = self.units is not None
-        if self.units is not None:
-            heads += [(place, np.arange(len(self.units))) for place in self.read]
-        return [Probe(value=v, axis=axis, index=head[:, None], pooled=False, alone=alone) for (v, axis), head in heads]
+_Place = tuple[str, int, int]
+"""A product by its first output, one of its operands, and an axis of it."""
 
 
 class _RefusedError(Exception):
@@ -171,13 +84,6 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
     return found, refusals
 
 
-def complete(found: Collection[Inside]) -> list[Inside]:
-    """Return queries and keys, and values, of every attention in which both have a free basis."""
-    products = {kind: {inside.node: inside for inside in found if inside.kind == kind} for kind in INNER}
-    pairs = [(scores_of(node, products["qk"]), node) for node in products["vo"]]
-    return [one for asked, node in pairs if asked is not None for one in (products["qk"][asked], products["vo"][node])]
-
-
 def _is_bias(node: ir.Node, operand: int) -> bool:
     """Return True if a node adds an operand to channels."""
     places = {"Gemm": 2, "Conv": 2, "MultiHeadAttention": 3}
@@ -186,6 +92,11 @@ def _is_bias(node: ir.Node, operand: int) -> bool:
 
 def _reads_constants(node: ir.Node, facts: Facts) -> bool:
     return any(v is None or v.name in facts.constants for v in node.inputs)
+
+
+def _distinct(parts: Iterable[Part]) -> list[Part]:
+    """Return parts that differ: layers with the same weights are found from each of their products."""
+    return [*{(p.node, p.operand, p.axis, p.inverse, p.index.tobytes()): p for p in parts}.values()]
 
 
 def _refusal(node: ir.Node, reason: str) -> Refusal:
@@ -197,21 +108,22 @@ class _Finder:
         self.flow, self.facts, self.norms = flow, flow.facts, norms
         self.frozen = flow.labels.frozen()
         self.nodes = {key(node): node for node in model.graph}
+        self.order = {node: number for number, node in enumerate(model.graph)}
         self.tables = flow.tables or {}
-        self.owners: dict[int, list[tuple[str, int, int]]] = {}
+        self.owners: dict[int, list[_Place]] = {}
         for place, mark in self.tables.items():
             for root in np.unique(flow.labels.find(mark.labels)).tolist():
                 self.owners.setdefault(root, []).append(place)
-        self.carriers: dict[tuple[str, int, int], set[str]] = {place: set() for place in self.tables}
+        self.carriers: dict[_Place, set[str]] = {place: set() for place in self.tables}
         for name, marks in flow.marks.items():
             for place in self._places(marks):
                 self.carriers[place].add(name)
-        self.uses: dict[tuple[str, int, int], list[Use]] = {place: [] for place in self.tables}
+        self.uses: dict[_Place, list[Use]] = {place: [] for place in self.tables}
         for use in flow.uses:
             for place in self._places([use.mark]):
                 self.uses[place].append(use)
 
-    def _places(self, marks: Iterable[Mark]) -> set[tuple[str, int, int]]:
+    def _places(self, marks: Iterable[Mark]) -> set[_Place]:
         roots = {root for mark in marks for root in np.unique(self.flow.labels.find(mark.labels)).tolist()}
         return {place for root in roots for place in self.owners.get(root, ())}
 
@@ -221,51 +133,89 @@ class _Finder:
         Raises:
             _RefusedError: their basis is not free.
         """
-        own, fused = key(node), weighs(node)
-        if not (is_product(node) or (fused and kind == "vo")) or own not in self.facts.shapes:
-            return None
-        names = names_of(node.inputs)
-        rank, value = [len(self.facts.shapes.get(name, ())) for name in names], 2 if fused else 1
-        summed, met, kept = axes_of(node, (rank[0], rank[1]))
-        kept = rank[value] - 1 if fused else kept
-        wanted = [(own, 0, summed), (own, 1, met)] if kind == "qk" else [(own, value, kept)]
+        wanted, own = self._wanted(node, kind), key(node)
         if not all(place in self.tables for place in wanted):
             asked = {"qk": makes_scores, "vo": reads_weights}[kind]
-            if fused or ((own, 1, kept if kind == "qk" else met) not in self.tables and asked(node)):
+            other = self._wanted(node, "vo" if kind == "qk" else "qk")[-1:]
+            if weighs(node) or (asked(node) and not all(place in self.tables for place in other)):
                 raise _RefusedError(_refusal(node, POSITIONS))
+        if not wanted or not all(place in self.tables for place in wanted):
             return None
-        sides = [self._rows(node, place) for place in wanted]
-        tables = tuple((self.nodes[n], k) for n, k in self.flow.positions.items() if self._carried(n, wanted))
-        norms = tuple(tuple(n for n in self.norms if self._carried(n.result.name or "", [p])) for p in wanted)
-        picked = kind == "qk" and (tables or any(norms))
-        units = units_of(sides) if picked else None
-        groups = groups_of(sides, units)
-        if groups is None:
+        sides = self._together(node, kind)
+        nodes = sorted({self.nodes[place[0]] for place in sides}, key=self.order.__getitem__)
+        if node is not nodes[0]:
+            return None  # it is found with the first product
+        tables = tuple((self.nodes[n], k) for n, k in self.flow.positions.items() if self._carried(n, sides))
+        norms = tuple(tuple(n for n in self.norms if self._carried(n.result.name or "", [p])) for p in sides)
+        picked = kind == "qk" and bool(tables or any(norms))
+        if picked and len(nodes) > 1:
+            raise _RefusedError(_refusal(node, CLAIMED))
+        rows = {place: self._rows(place) for place in sides}
+        units = units_of([*rows.values()]) if picked else None
+        products = [[place for place in self._wanted(one, kind) if place in sides] for one in nodes]
+        found = aligned([[rows[place] for place in places] for places in products], units)
+        if found is None:
             raise _RefusedError(_refusal(node, UNEVEN))
+        groups = {p: t for ps, ts in zip(products, found, strict=True) for p, t in zip(ps, ts, strict=True)}
         passed = [table for table, _ in tables] + [node for side in norms for norm in side for node in norm.nodes]
         parts: list[Part] = []
-        for place, roots, inverse in zip(wanted, groups, (False, True), strict=False):
-            self._check(place, node, passed if units is not None else ())
-            parts += [self._part(use, roots, kind, units, inverse=inverse) for use in self.uses[place]]
+        makers: list[Part] = []
+        for place, inverse in sides.items():
+            self._check(place, [*nodes, *(passed if units is not None else ())])
+            mine = [self._part(use, groups[place], kind, units, inverse=inverse) for use in self.uses[place]]
+            makers += [part for part in mine if self.order[part.node] < self.order[self.nodes[place[0]]]][-1:]
+            parts += mine
+        self._check_owned(parts)
+        parts = _distinct(parts)
         if not {False, True} <= {part.inverse for part in parts if not _is_bias(part.node, part.operand)}:
             return None
         return Inside(
             name=f"{own}/{kind}",
             kind=kind,
             node=node,
-            groups=len(groups[0]),
-            width=groups[0].shape[2],
+            more=tuple(nodes[1:]),
+            groups=len(found[0][0]),
+            width=found[0][0].shape[2],
             parts=tuple(parts),
+            makers=tuple(makers),
             units=units,
             tables=tables,
             norms=norms,
-            read=tuple((names[operand], axis) for _, operand, axis in wanted),
+            read=tuple((names_of(node.inputs)[operand], axis) for _, operand, axis in wanted),
         )
 
-    def _carried(self, name: str, places: Iterable[tuple[str, int, int]]) -> bool:
+    def _wanted(self, node: ir.Node, kind: Kind) -> list[_Place]:
+        """Return the operands and axes of a product that hold channels inside heads; empty for another node."""
+        own, fused = key(node), weighs(node)
+        if not (is_product(node) or (fused and kind == "vo")) or own not in self.facts.shapes:
+            return []
+        rank = [len(self.facts.shapes.get(name, ())) for name in names_of(node.inputs)]
+        summed, met, kept = axes_of(node, (rank[0], rank[1]))
+        if kind == "qk":
+            return [(own, 0, summed), (own, 1, met)]
+        return [(own, 2, rank[2] - 1) if fused else (own, 1, kept)]
+
+    def _together(self, node: ir.Node, kind: Kind) -> dict[_Place, bool]:
+        """Return the operands with a basis in common, and if they take its inverse: of all products that share some."""
+        sides: dict[_Place, bool] = {}
+        queue = list(zip(self._wanted(node, kind), (False, True), strict=False))
+        while queue:
+            place, inverse = queue.pop(0)
+            mates = self._wanted(self.nodes[place[0]], kind)
+            if place not in mates or any(mate not in self.tables for mate in mates):
+                raise _RefusedError(_refusal(node, CLAIMED))
+            if sides.setdefault(place, inverse) != inverse:
+                raise _RefusedError(_refusal(node, CLAIMED))
+            roots = np.unique(self._rows(place)).tolist()
+            also = [(mate, not inverse) for mate in mates if mate != place]
+            also += [(owner, inverse) for owner in dict.fromkeys(o for root in roots for o in self.owners[root])]
+            queue += [(mate, side) for mate, side in also if sides.get(mate) != side and (mate, side) not in queue]
+        return sides
+
+    def _carried(self, name: str, places: Iterable[_Place]) -> bool:
         return any(name in self.carriers[place] for place in places)
 
-    def _rows(self, node: ir.Node, place: tuple[str, int, int]) -> Ints:
+    def _rows(self, place: _Place) -> Ints:
         """Return the (heads, channels) label classes of an operand."""
         mark = self.tables[place]
         table = np.moveaxis(self.flow.labels.find(mark.labels), mark.along(place[2]), -1)
@@ -273,19 +223,17 @@ class _Finder:
         stuck = next((self.frozen[root] for root in np.unique(rows).tolist() if root in self.frozen), None)
         if stuck is not None:
             raise _RefusedError(stuck)
-        if any(self.owners[root] != [place] for root in np.unique(rows).tolist()):
-            raise _RefusedError(_refusal(node, CLAIMED))
         return rows
 
-    def _check(self, place: tuple[str, int, int], product: ir.Node, passed: Collection[ir.Node]) -> None:
+    def _check(self, place: _Place, passed: Collection[ir.Node]) -> None:
         """Raise the refusal of the first node between weights that depends on the basis, except some nodes."""
         layers, mine = {use.node for use in self.uses[place]}, self.carriers[place]
         for node in self.nodes.values():
             if node not in passed and any(v is not None and v.name in mine for v in (*node.inputs, *node.outputs)):
-                self._follows(node, place, product, layers)
+                self._follows(node, place, layers)
 
-    def _follows(self, node: ir.Node, place: tuple[str, int, int], product: ir.Node, layers: set[str]) -> None:
-        if node is product or (node.domain in ("", "ai.onnx") and node.op_type in MOVES):
+    def _follows(self, node: ir.Node, place: _Place, layers: set[str]) -> None:
+        if node.domain in ("", "ai.onnx") and node.op_type in MOVES:
             return
         if (node.op_type in LAYERS or is_fused(node)) and key(node) in layers and integer(node, "group", 1) == 1:
             return
@@ -311,15 +259,29 @@ class _Finder:
         if (use.role == "consumer" and kind == "qk") or (use.role == "producer" and self._adds_alike(node)):
             raise _RefusedError(_refusal(node, BENDS))
         array = constant_of(value, (value.name if value is not None else "") or "", self.facts)
-        shared = layer and len({u.node for u in self.flow.uses if u.value == use.value}) > 1
-        if shared or (units is None and (array is None or use.value in self.facts.stored)):
+        if units is None and (array is None or use.value in self.facts.stored):
             raise _RefusedError(_refusal(node, STORED))
         index = (positions if units is None else spread)(self.flow.labels.find(use.mark.labels), groups)
         if index is None:
             raise _RefusedError(_refusal(node, BENDS))
         source = use.source or ((key(node), 2) if weighs(node) else self._made(node, use))
         inverse = inverse or use.role == "consumer"
-        return Part(node=node, operand=use.operand, axis=use.mark.axes[0], index=index, inverse=inverse, source=source)
+        return Part(
+            node=node,
+            operand=use.operand,
+            axis=use.mark.axes[0],
+            index=index,
+            inverse=inverse,
+            source=source,
+            stored=use.value,
+        )
+
+    def _check_owned(self, parts: Collection[Part]) -> None:
+        """Raise a refusal if a layer that is no part reads the weight of one."""
+        mine = {(key(part.node), part.operand) for part in parts}
+        for part in (part for part in parts if not _is_bias(part.node, part.operand)):
+            if any(use.value == part.stored and (use.node, use.operand) not in mine for use in self.flow.uses):
+                raise _RefusedError(_refusal(part.node, STORED))
 
     def _adds_alike(self, node: ir.Node) -> bool:
         """Return True if a layer adds a bias that is the same number for all channels."""
