@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Feed, Floats
 from onnxgrail.graph.attributes import MICROSOFT
+from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
 from onnxgrail.graph.rotate.restore import restore
@@ -70,15 +71,13 @@ def projected(model: ir.Model, feed: Feed, basis: Floats) -> ir.Model:
     for stream in found.streams.values():
         centered = stream.centered and not stream.carries_mean
         projection = basis @ basis.T - (basis @ basis.T).mean(axis=0) * centered
-        numbers = ir.tensor(projection.astype(np.float32), name=f"{stream.name}/projection")
-        matrix = ir.Value(
-            name=numbers.name, const_value=numbers, type=ir.TensorType(numbers.dtype), shape=numbers.shape
-        )
-        graph.register_initializer(matrix)
+        matrix = constant(graph, projection.astype(np.float32), f"{stream.name}/projection")
+        taps = constant(graph, projection.T[..., None].astype(np.float32), f"{stream.name}/taps")
         reads = [(node, norm.source) for norm in stream.norms for node in norm.nodes if norm.source in node.inputs]
         reads += [(slot.node, slot.node.inputs[0]) for slot in stream.slots if slot.reads and slot.norm is None]
         for number, (reader, value) in enumerate(reads):
-            node = ir.Node("", "MatMul", [value, matrix], num_outputs=1)
+            convolved = reader.op_type == "Conv"
+            node = ir.Node("", "Conv" if convolved else "MatMul", [value, taps if convolved else matrix], num_outputs=1)
             node.outputs[0].name = f"{stream.name}/projected/{number}"
             graph.insert_before(reader, node)
             for operand in [k for k, v in enumerate(reader.inputs) if v is value]:

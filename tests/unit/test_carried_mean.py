@@ -8,7 +8,7 @@ import pytest
 
 from onnxgrail.algebra.rotation import basis_beside_mean
 from tests.oracle import check_same, run
-from tests.tiny import feed, tiny
+from tests.tiny import feed, ints, tiny
 from tests.turned import found_in, orthogonal, projected, turned, without
 
 WIDTH, KEPT = 12, 7
@@ -41,6 +41,10 @@ RAW = {
     "by a layer": ("w = MatMul(x1, neck)\nz = Add(w, bias)", ""),
     "by a layer after a transpose": (
         "t = Transpose<perm=[0,2,1]>(x1)\nu = Transpose<perm=[0,2,1]>(t)\nz = MatMul(u, neck)",
+        "",
+    ),
+    "by an activation between transposes": (
+        "t = Transpose<perm=[0,2,1]>(x1)\nr = Relu(t)\nu = Transpose<perm=[0,2,1]>(r)\nz = MatMul(u, neck)",
         "",
     ),
     "by an activation": ("r = Relu(x1)\nz = MatMul(r, neck)", ""),
@@ -101,8 +105,8 @@ def test_what_reads_a_normalization_that_joins_a_stream_gets_a_matrix_too() -> N
 
 
 def test_where_no_matrix_helps_what_joined_the_stream_stays_as_it_was() -> None:
-    text = "t1 = Transpose<perm=[0,2,1]>(y0)\nq0 = Softmax<axis=1>(t1)\nr0 = Transpose<perm=[0,2,1]>(q0)"
-    model = tiny("int64[N,S] ids => float[] y", BEGUN.format(text=text), BEGUN_SHAPES)
+    text = "t1 = Unsqueeze(y0, last)\nq0 = Softmax<axis=2>(t1)\nr0 = Squeeze(q0, last)"
+    model = tiny("int64[N,S] ids => float[] y", BEGUN.format(text=text), {**BEGUN_SHAPES, "last": ints(-1)})
     found = found_in(model, feed(model))
     assert not found.streams
     (why,) = found.refusals

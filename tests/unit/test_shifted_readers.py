@@ -51,6 +51,10 @@ READERS = {
         "t = Transpose<perm=[0,2,1]>(aend)\nlow = Conv(t, wlow)\ny = Conv(low, wo)",
         {"wlow": (4, WIDTH, 1), "wo": (3, 4, 1)},
     ),
+    "a convolution of several taps": (
+        "t = Transpose<perm=[0,2,1]>(aend)\ny = Conv<kernel_shape=[2], strides=[2]>(t, taps)",
+        {"taps": (3, WIDTH, 2)},
+    ),
     "a scaled product": (
         """
         f = Reshape(xa2, rows)
@@ -74,6 +78,8 @@ READERS = {
     ),
 }
 
+ALONE = ("the same stream", "a scaled product", "a convolution of several taps")
+
 
 def bases_of(found: Rotatable) -> dict[str, Floats]:
     """A random basis for everything that can be turned."""
@@ -91,8 +97,22 @@ def test_a_new_bias_is_in_the_basis_of_what_its_layer_writes(reader: str) -> Non
     end, shapes = READERS[reader]
     model = tiny("float[2,5,6] x => float[] y", f"xa0 = MatMul(x, w){layers('a', WIDTH)[0]}{end}", weights(shapes))
     found = rotatable(model, observe(model, feed(model)), kinds(reader))
-    assert len(found.names) == {"the same stream": 1, "a scaled product": 1, "heads": 3}.get(reader, 2)
+    assert len(found.names) == {"heads": 3, **dict.fromkeys(ALONE, 1)}.get(reader, 2)
     check_same(run(rotate(found, bases_of(found)), feed(model)), run(model, feed(model)))
+
+
+@pytest.mark.parametrize("padding", ["pads=[0,1]", "pads=[1,0]", 'auto_pad="SAME_UPPER"'])
+def test_a_padded_convolution_reads_a_matrix_beside_it(padding: str) -> None:
+    """It reads zeros at the border, not the shift, so no bias stands for the shift."""
+    end = f"t = Transpose<perm=[0,2,1]>(aend)\ny = Conv<kernel_shape=[2], {padding}>(t, taps)"
+    text, shapes = layers("a", WIDTH, hidden=40)
+    shapes |= {"w": (6, WIDTH), "taps": (3, WIDTH, 2)}
+    model = tiny("float[2,5,6] x => float[] y", f"xa0 = MatMul(x, w){text}{end}", shapes)
+    found = rotatable(model, observe(model, feed(model)), ("stream",))
+    assert len(found.streams) == 1
+    other = rotate(found, bases_of(found))
+    assert [node.op_type for node in other.graph].count("Conv") == 2
+    check_same(run(other, feed(model)), run(model, feed(model)))
 
 
 @pytest.mark.parametrize("norm", ["LayerNormalization", "SimplifiedLayerNormalization"])

@@ -245,7 +245,9 @@ def _turn(graph: ir.Graph, slot: Slot, sides: _Sides, facts: Facts, captured: Co
     assert array is not None
     values = array.astype(np.result_type(array, np.float32))
     if slot.norm is not None and slot.norm.shift is not None and slot.norm.shift.any():
-        _shift(graph, slot, _along(values, slot.axis, slot.norm.shift[:, None]).ravel(), facts, captured)
+        added = _along(values, slot.axis, slot.norm.shift[:, None])
+        taps = added.reshape(len(added), -1).sum(axis=1) if slot.node.op_type == "Conv" else added.ravel()
+        _shift(graph, slot, taps, facts, captured)
     if slot.norm is not None and slot.norm.gain is not None:
         values = values * _stretched(slot.norm.gain, values.ndim, slot.axis).astype(values.dtype)
     if sides.centered and not slot.reads:

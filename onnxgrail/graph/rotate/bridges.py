@@ -21,6 +21,7 @@ from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Survey
 
+CONVOLVED = (3, 4, 5)  # ranks of tensors that ONNX Runtime convolves
 USABLE = 0.75  # share of the channels at which a stream with its matrices has to cost less than without
 
 
@@ -36,11 +37,15 @@ def refusal(stream: Stream, facts: Facts) -> Refusal | None:
             if wall.node is None
             else (wall.node.name or "", wall.node.op_type)
         )
-        if wall.axis != len(facts.shapes[wall.value.name or ""]) - 1 or (
-            wall.value.is_graph_output() and not wall.ahead
-        ):
+        if not _takes_matrix(wall, facts) or (wall.value.is_graph_output() and not wall.ahead):
             return Refusal(value=source, node=node, op=op, reason="its result depends on the basis of the stream")
     return _dear(stream, walls, facts)
+
+
+def _takes_matrix(wall: Wall, facts: Facts) -> bool:
+    """Return True if a matrix can stand there: a product on the last axis, or a convolution of one tap."""
+    rank = len(facts.shapes[wall.value.name or ""])
+    return wall.axis == rank - 1 or (wall.axis == 1 and rank in CONVOLVED)
 
 
 def _dear(stream: Stream, walls: Sequence[Wall], facts: Facts) -> Refusal | None:
@@ -121,21 +126,26 @@ def _others(same: Sequence[Slot]) -> bool:
 
 
 def bridge(graph: ir.Graph, wall: Wall, facts: Facts, basis: str, *, layers: bool = True) -> Facts:
-    """Insert a product with the identity, which takes the change of basis; return the facts with the new tensors.
+    """Insert a matrix, the identity, which takes the change of basis; return the facts with the new tensors.
+
+    It is a product, or a convolution of one tap where the channels are not on the last axis.
 
     Args:
         graph: changed in place.
-        wall: where the product is inserted.
+        wall: where the matrix is inserted.
         facts: of the graph.
         basis: name of the stream or table.
-        layers: if layers, too, read the product instead of what a node computes. In a stream whose normalizations
+        layers: if layers, too, read what it computes instead of what a node computes. In a stream whose normalizations
             subtract a mean they must not: it is lost there.
     """
     value, name = wall.value, wall.value.name or ""
     shape, dtype = facts.shapes[name], facts.dtypes[name]
+    last = wall.axis == len(shape) - 1
     numbers = np.eye(shape[wall.axis]).astype(dtype)
+    numbers = numbers if last else numbers.reshape(*numbers.shape, *[1] * len(shape[2:]))
     eye = constant(graph, numbers, f"{name}/basis")
-    node = ir.Node("", "MatMul", [value, eye], num_outputs=1, name=free_name(graph, f"{name}/rebased"))
+    op, label = "MatMul" if last else "Conv", free_name(graph, f"{name}/rebased")
+    node = ir.Node("", op, [value, eye], num_outputs=1, name=label)
     node.metadata_props[BRIDGE] = basis
     if not wall.ahead:
         read = [use for use in value.uses() if use.node is not node]

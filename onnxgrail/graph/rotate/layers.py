@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer, number
+from onnxgrail.graph.attributes import integer, integers, number, text
 from onnxgrail.graph.products import axes_of, is_product
 from onnxgrail.graph.rotate.norms import Norm
 from onnxgrail.graph.trace.facts import Facts
@@ -72,11 +72,16 @@ def reading(node: ir.Node, operand: int, axis: int, norm: Norm | None, facts: Fa
         _, met, _ = axes_of(node, (len(shape), rank))
         fits = axis == len(shape) - 1 and rank > 1 and (rank == 2 or not shifted)
         return Slot(node=node, operand=1, axis=met, norm=norm, reads=True) if fits else None
-    padded = node.op_type == "Conv" and set(facts.shapes[weight.name or ""][2:]) != {1}
+    padded = node.op_type == "Conv" and _is_padded(node)
     if axis != 1 or (shifted and (padded or not factor_of_bias(node))):
         return None
     at = 1 if node.op_type == "Conv" or integer(node, "transB") else 0
     return Slot(node=node, operand=1, axis=at, norm=norm, reads=True)
+
+
+def _is_padded(conv: ir.Node) -> bool:
+    """Return True if a convolution reads zeros beside its input, where what is added to all of it is missing."""
+    return any(integers(conv, "pads")) or text(conv, "auto_pad") not in ("", "NOTSET", "VALID")
 
 
 def factor_of_bias(node: ir.Node) -> float:
