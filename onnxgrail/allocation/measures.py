@@ -127,11 +127,12 @@ def built(
     """
     if metric not in ("params", "size"):
         return None
-    prepared = _used(prepared, widths)
-    slim = narrowed(prepared, ledger_of(prepared, widths))
-    unused = partial(surplus, prepared.model, prepared.survey, dead=dead_of(prepared.survey, widths))
+    left = prepared.left([b.name for b in prepared.survey.blocks if widths.get(b.name, b.units) < b.units])
+    slim = narrowed(left, ledger_of(left, widths))
+    unused = partial(surplus, left.model, left.survey, dead=dead_of(left.survey, widths))
+    stays = prepared.again is not None  # what does not pay is not in this model any more
     if metric == "params":
-        return counting.parameters(slim) - unused("params")
+        return counting.parameters(slim) - (0 if stays else unused("params"))
     mark(slim, recipe)
     if bits:
         slim = with_initializers(slim)
@@ -140,12 +141,7 @@ def built(
         bits = {**bits, **dict.fromkeys(plan.coded, TABLE)}
         if converted(slim, bits):
             slim = (light_of(slim, ()) if prepared.batches.synthetic else blank(slim)).with_bits(bits)
-    return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim) - unused("bytes")
-
-
-def _used(prepared: Prepared, widths: Mapping[str, int]) -> Prepared:
-    """Return the model that will be narrowed: the one that was read if no rotated stream or table loses channels."""
-    return prepared if prepared.survey.rotated(widths) else prepared.baseline
+    return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim) - (0 if stays else unused("bytes"))
 
 
 def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]], tuple[float, float]]:

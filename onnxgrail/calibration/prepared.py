@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from onnxgrail.calibration.feeds.signature import samples_of, signature_of
 from onnxgrail.calibration.metric import Metric
 from onnxgrail.core import Array, Floats
 from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost.spare import needed
 from onnxgrail.graph.flatten.branches import Route, folded
 from onnxgrail.graph.flatten.listed import NOTHING, Unlisted, relisted
 from onnxgrail.graph.io.model_file import copy
@@ -24,7 +25,7 @@ from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rewrite.interface import changed, note
 from onnxgrail.graph.rewrite.rows import Trimmed
 from onnxgrail.graph.rotate.restore import restore
-from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.graph.trace.survey import Ledger, Survey, named_as
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,6 +47,7 @@ class Prepared:
         unlisted: weights that were inputs of the graph and no longer are.
         unrotated: the model before its residual streams, tables and heads were rotated; None if they were not.
         bases: of the rotated streams, tables and heads, by name.
+        again: returns the model with only some of these bases.
         whole: the model before its tables lost rows; None if they lost none.
         trimmed: the tables that lost rows.
     """
@@ -64,6 +66,7 @@ class Prepared:
     routes: Mapping[Maker, Route] = field(default_factory=dict)
     unrotated: Prepared | None = None
     bases: Mapping[str, Floats] = field(default_factory=dict)
+    again: Callable[[frozenset[str]], Prepared] | None = None
     whole: ir.Model | None = None
     trimmed: tuple[Trimmed, ...] = ()
 
@@ -96,6 +99,21 @@ class Prepared:
     def samples(self) -> int:
         """Return the number of samples in the probe feed: the common first axis, 1 if there is none."""
         return samples_of(self.feed, signature_of(self.model))
+
+    def left(self, names: Collection[str]) -> Prepared:
+        """Return the model as it is if only the blocks of these names lose units: with the bases that they need.
+
+        It is the model itself if some of them would be no blocks without the other bases.
+        """
+        blocks = [block for block in self.survey.blocks if block.name in names]
+        used = {block.ranked for block in blocks} - {""} | needed(self.model, blocks)
+        inside = {name for name, basis in self.bases.items() if basis.ndim != 2}
+        used |= inside if used & inside else set()  # a head that stays for one of them stays for all
+        if used == set(self.bases) or (used and self.again is None):
+            return self
+        left = self.again(frozenset(used)) if used and self.again is not None else self.baseline
+        left = replace(left, survey=named_as(left.survey, self.survey))
+        return left if {*names} <= {block.name for block in left.survey.blocks} else self
 
     def as_written(self) -> Prepared:
         """Return a copy with the graph as in the file, for code that does not follow channels into branches."""

@@ -21,7 +21,7 @@ from onnxgrail.narrowing.grail import bring_back, settle
 from onnxgrail.narrowing.layers import Refit
 from onnxgrail.narrowing.norms import Norm
 from onnxgrail.narrowing.ready import ready
-from onnxgrail.narrowing.rotation import rotated, rotated_again
+from onnxgrail.narrowing.rotation import rotated
 from onnxgrail.narrowing.widths import allocated, cheap, with_curves
 from onnxgrail.recipe import selection
 
@@ -159,12 +159,9 @@ def decided(
     """
     prepared = rotated(prepared, job)
     plan = planned(prepared, job, files, sensitivity=sensitivity)
-    used = {block.ranked for block in plan.blocks} - {""}
-    inside = {name for name, basis in prepared.bases.items() if basis.ndim != 2}
-    used |= inside if used & inside else set()  # a head that stays for one of them stays for all
-    left = prepared if used == set(prepared.bases) else rotated_again(prepared, used, job.recipe)
     widths = {block.name: plan.allocation.widths[block.name] for block in plan.blocks}
-    if left is prepared or not widths.keys() <= {block.name for block in left.survey.blocks}:
+    left = prepared.left(widths)
+    if left is prepared:
         return prepared, settled(plan, job)
     job = replace(job, recipe=replace(job.recipe, widths=widths))
     decision = settled(planned(left, job), job)

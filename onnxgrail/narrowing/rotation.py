@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -40,6 +40,7 @@ from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import Record
 
 STEP = "rotation"  # cache key of the bases
+AGAIN = 2  # models with some of the bases that are kept in memory, for the next question
 COUNTED = ("heads", "mlp")  # kinds of heads, and of the values of a single one
 DIFFERS = "in another basis, the model gives other numbers"
 
@@ -122,7 +123,8 @@ def _proved(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], j
     good = unchanged(prepared, found.names, lambda names: turned(names).model, recipe.providers)
     done, wrong = turned(good), [name for name in found.names if name not in good]
     refusals = [Refusal(value=name, node="", op="", reason=DIFFERS) for name in wrong]
-    return replace(done, survey=_refused(done.survey, refusals))
+    done = replace(done, survey=_refused(done.survey, refusals))
+    return replace(done, again=functools.lru_cache(AGAIN)(functools.partial(_again, done, recipe)))
 
 
 def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind], *, measures: bool) -> Rotatable:
@@ -148,11 +150,9 @@ def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind], *, mea
     return found if len(wanted) == len(found.names) else rotatable(prepared.model, prepared.survey.facts, kinds, wanted)
 
 
-def rotated_again(prepared: Prepared, names: Collection[str], recipe: Recipe) -> Prepared:
+def _again(prepared: Prepared, recipe: Recipe, names: frozenset[str]) -> Prepared:
     """Return the model with only some of its bases changed."""
     before = prepared.baseline
-    if not names:
-        return before
     found = rotatable(before.model, before.survey.facts, _turned(recipe), names)
     return _in_bases(before, found, prepared.bases, recipe)
 

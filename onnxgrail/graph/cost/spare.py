@@ -6,32 +6,31 @@ A stream or a table whose channels all stay needs no matrices, and a convolution
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.core import Block, Bools
+from onnxgrail.core import Block, Bools, Ints
 from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.rotate.marked import BRIDGE, RANK
+from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Survey
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bridge:
-    """A matrix that takes the change of a basis; `block` has the channels in that basis, None if they all stay."""
+    """A matrix that takes the change of a basis; `nodes` are all matrices of this basis, which stay or go together."""
 
     node: ir.Node
-    block: Block | None
-
-    @property
-    def nodes(self) -> tuple[ir.Node, ...]:
-        """Return its node."""
-        return (self.node,)
+    nodes: tuple[ir.Node, ...]
 
     def more(self, survey: Survey, counted: str, dead: Bools | None) -> int:
         """Return what it costs without the dead units where it is not needed, else 0; see `Pair.more`."""
-        if self.block is not None and dead is not None and dead[self.block.ids].any():
+        cut = (units for node in self.nodes for units in _units(node, survey))
+        if dead is not None and any(dead[units].any() for units in cut):
             return 0
         return _cost(self.node, survey, counted, dead)
 
@@ -79,14 +78,29 @@ Spare = Bridge | Pair
 def spares(model: ir.Model, survey: Survey) -> list[Spare]:
     """Return the matrices of streams and tables, and the convolutions that became two."""
     blocks = {block.ranked: block for block in survey.blocks}
+    bridges = _bridges(model)
     found: list[Spare] = []
     for node in model.graph:
         if BRIDGE in node.metadata_props:
-            found.append(Bridge(node, blocks.get(node.metadata_props[BRIDGE])))
+            found.append(Bridge(node, tuple(bridges[node.metadata_props[BRIDGE]])))
         if RANK in node.metadata_props:
             first = node.inputs[0].producer() if node.inputs[0] is not None else None
             assert first is not None
             found.append(Pair(first, node, blocks.get(node.metadata_props[RANK])))
+    return found
+
+
+def needed(model: ir.Model, blocks: Iterable[Block]) -> set[str]:
+    """Return the bases whose matrices hold channels of these blocks: without the matrix, these would not be blocks."""
+    cut = {slot.initializer for block in blocks for slot in block.slots}
+    return {basis for basis, nodes in _bridges(model).items() if any(name_of(node, 1) in cut for node in nodes)}
+
+
+def _bridges(model: ir.Model) -> dict[str, list[ir.Node]]:
+    found: dict[str, list[ir.Node]] = defaultdict(list)
+    for node in model.graph:
+        if BRIDGE in node.metadata_props:
+            found[node.metadata_props[BRIDGE]].append(node)
     return found
 
 
@@ -98,6 +112,12 @@ def pairs_of(model: ir.Model, survey: Survey) -> list[Pair]:
 def surplus(model: ir.Model, survey: Survey, counted: str, dead: Bools | None) -> int:
     """Return what a model costs more than without everything that does not pay."""
     return sum(one.more(survey, counted, dead) for one in spares(model, survey))
+
+
+def _units(node: ir.Node, survey: Survey) -> Iterable[Ints]:
+    """Return the units on the axes of a matrix."""
+    operand = survey.operands.get((key(node), 1))
+    return [] if operand is None else operand.units.values()
 
 
 def _cost(node: ir.Node, survey: Survey, counted: str, dead: Bools | None) -> int:

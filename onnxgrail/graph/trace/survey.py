@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -187,6 +187,20 @@ class Survey:
         """Return True if 2-D convolutions produce or consume the channels of a block."""
         layers = (*block.producers, *block.consumers)  # a constant that is only added may have four axes, too
         return any(len(self.facts.shapes[slot.initializer]) == 4 for slot in layers)
+
+
+def named_as(survey: Survey, other: Survey) -> Survey:
+    """Return a trace with the names that its blocks have in another one: with other bases they are counted anew."""
+    known = {_made_by(block): block.name for block in other.blocks}
+    taken = set(known.values())
+    names = [known.get(_made_by(b), f"{b.name}.apart" if b.name in taken else b.name) for b in survey.blocks]
+    blocks = tuple(replace(block, name=name) for block, name in zip(survey.blocks, names, strict=True))
+    return replace(survey, blocks=blocks) if len({*names}) == len(names) else survey
+
+
+def _made_by(block: Block) -> frozenset[tuple[str, int, bytes]]:
+    """Return the weights that produce the channels of a block, with the positions."""
+    return frozenset((s.initializer, s.axis, np.sort(s.index, axis=None).tobytes()) for s in block.producers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
