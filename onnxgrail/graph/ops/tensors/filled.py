@@ -7,7 +7,7 @@ its readers to each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxgrail.core import Bools, Ints
 from onnxgrail.graph.attributes import integer, names_of
 from onnxgrail.graph.ops.tensors.cut import Cut
+from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.flow import Site
 
 COPIES = frozenset(
@@ -24,9 +25,12 @@ COPIES = frozenset(
 
 def is_filled(site: Site, operand: int) -> bool:
     """Return True if an operand without labels is filled with one number, in a computed shape."""
-    value = site.node.inputs[operand]
-    facts = site.flow.facts
-    while value is not None and value.name not in facts.constants and value.name not in site.flow.marks:
+    return holds_one(site.node.inputs[operand], site.flow.facts, site.flow.marks)
+
+
+def holds_one(value: ir.Value | None, facts: Facts, marks: Container[str] = ()) -> bool:
+    """Return True if a tensor is filled with one number and computed from no tensor that is marked."""
+    while value is not None and value.name not in facts.constants and value.name not in marks:
         node = value.producer()
         if node is None or node.domain:
             return False

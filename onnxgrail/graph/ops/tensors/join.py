@@ -14,7 +14,7 @@ from onnxgrail.graph.ops.layers.cache import adopt
 from onnxgrail.graph.ops.layers.experts import stack
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
-from onnxgrail.graph.ops.tensors.filled import is_filled, pick
+from onnxgrail.graph.ops.tensors.filled import holds_one, is_filled, pick
 from onnxgrail.graph.ops.tensors.layout import RUNTIME, taken
 from onnxgrail.graph.ops.tensors.repeated import claim
 from onnxgrail.graph.trace.causes import UNALIGNED
@@ -128,14 +128,13 @@ def _spans(site: Site, k: int, mark: Mark) -> bool:
 @narrow("Concat")
 def narrow_concat(cut: Cut) -> None:
     """Gather the kept positions from a piece filled with one number."""
-    whole = cut.shape(cut.output_name())
-    axis = integer(cut.node, "axis") % len(whole)
+    axis = integer(cut.node, "axis") % len(cut.shape(cut.output_name()))
     alive = cut.alive(cut.output_name())
     start = 0
     for operand in range(len(cut.node.inputs)):
         name = cut.input_name(operand)
-        shape, size = cut.shape(name), cut.shape(name)[axis]
-        if (size or len(shape) == len(whole)) and name not in cut.facts.constants:
+        size = cut.shape(name)[axis]
+        if (size or holds_one(cut.operand(operand), cut.facts)) and name not in cut.facts.constants:
             own = cut.alive(name)
             parts = {a: stays[start : start + size] if a == axis else stays for a, stays in alive.items()}
             pick(cut, operand, {a: part for a, part in parts.items() if a not in own and not part.all()})
