@@ -98,7 +98,7 @@ def test_points_by_size_lower_bits_beside_widths(only: dict[str, Any], tmp_path:
         ({"bits": {"w1": 8}, "ratio": 0.2}, "bits need widths, and no --quantize"),
         ({"bits": {"w1": 8}, "widths": {}, "quantize": "int4"}, "bits need widths, and no --quantize"),
         ({"bits": {"w11": 8}, "widths": {}}, r"bits name 'w11', which is no weight .*Did you mean 'w1'"),
-        ({"bits": {"w1": 5}, "widths": {}}, r"bits give the weight 'w1' 5 bits\. It can have 8, 4 or 32"),
+        ({"bits": {"w1": 5}, "widths": {}}, r"bits give the weight 'w1' 5 bits\. It can have 16, 8, 4 or 32"),
         ({"bits": {"w1": "x"}, "widths": {}}, "bits is .*, expected names with whole numbers"),
     ],
 )

@@ -18,7 +18,7 @@ from onnxgrail.graph.rewrite.unique import free_name, name_before
 from onnxgrail.graph.rotate.bridges import bridge, follow, with_layer
 from onnxgrail.graph.rotate.heads import Inside, Part
 from onnxgrail.graph.rotate.layers import Slot, weight_of
-from onnxgrail.graph.rotate.marked import MARK, TURNED
+from onnxgrail.graph.rotate.marked import MARK, SECOND, TURNED
 from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts, key
 
@@ -132,7 +132,7 @@ def divided(model: ir.Model, facts: Facts, conv: ir.Node) -> tuple[Facts, Inside
     value = source if first else made
     sizes, dtype = facts.shapes[value.name or ""], facts.dtypes[name]
     numbers = np.eye(width, dtype=dtype).reshape(width, width, *[1] * len(shape[2:]))
-    eye = constant(graph, numbers, f"{name}/rank")
+    eye = constant(graph, numbers, f"{name}{SECOND}")
     bias = [] if first else list(conv.inputs[2:])
     path = conv.name or key(conv)
     label = free_name(graph, f"{path}_rank" if "/" in path.strip("/") else f"{path}/rank")  # in the scope of the other

@@ -13,6 +13,7 @@ FUSED = "onnxgrail.fused"  # metadata key of a normalization inside heads; the v
 BRIDGE = "onnxgrail.bridge"  # metadata key of a matrix that takes the change of a basis; the value names the basis
 LINEAR = "onnxgrail.linear"  # metadata key of a layer that reads a stream without normalizations; the value names it
 RANK = "onnxgrail.rank"  # metadata key of the second of two convolutions that were one; the value names its weight
+SECOND = "/rank"  # ending of the name of that one's weight, after the name of the first one's
 PICKED = "onnxgrail.picked"  # metadata key of a node that reads a table of positions for the channels that stay
 
 

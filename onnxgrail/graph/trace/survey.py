@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from onnxgrail.core import Array, Block, Bools, Ints, Refusal
+from onnxgrail.graph.rotate.marked import SECOND
 from onnxgrail.graph.stored.integers import Stored
 from onnxgrail.graph.stored.spread import Spread
 from onnxgrail.graph.trace.facts import Facts
@@ -190,17 +191,28 @@ class Survey:
 
 
 def named_as(survey: Survey, other: Survey) -> Survey:
-    """Return a trace with the names that its blocks have in another one: with other bases they are counted anew."""
-    known = {_made_by(block): block.name for block in other.blocks}
-    taken = set(known.values())
-    names = [known.get(_made_by(b), f"{b.name}.apart" if b.name in taken else b.name) for b in survey.blocks]
+    """Return a trace with the names that its blocks have in another one: with other bases they are counted anew.
+
+    Blocks of a kind are the same if the same weights make their channels, or read them. Two convolutions that were one
+    count as one.
+    """
+    known = {place: block.name for block in other.blocks for place in _places(block)}
+    taken = {block.name for block in other.blocks}
+    names = []
+    for block in survey.blocks:
+        own = f"{block.name}.apart" if block.name in taken else block.name
+        names.append(next((known[place] for place in _places(block) if place in known), own))
     blocks = tuple(replace(block, name=name) for block, name in zip(survey.blocks, names, strict=True))
     return replace(survey, blocks=blocks) if len({*names}) == len(names) else survey
 
 
-def _made_by(block: Block) -> frozenset[tuple[str, int, bytes]]:
-    """Return the weights that produce the channels of a block, with the positions."""
-    return frozenset((s.initializer, s.axis, np.sort(s.index, axis=None).tobytes()) for s in block.producers)
+def _places(block: Block) -> list[tuple[str, frozenset[tuple[str, int, bytes]]]]:
+    """Return the kind of a block with positions in weights: those that make its channels, and those that read them."""
+    sides = (
+        frozenset((s.initializer.removesuffix(SECOND), s.axis, np.sort(s.index, axis=None).tobytes()) for s in side)
+        for side in (block.producers, block.consumers)
+    )
+    return [(block.kind, side) for side in sides if side]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
