@@ -13,11 +13,10 @@ import onnx_ir as ir
 from onnxgrail.calibration import quantize
 from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.core import Recipe
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing.by_tool import quantised_by_tool
-from onnxgrail.finishing.verify import verify
+from onnxgrail.finishing.verify import setup_of, verify
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
@@ -74,7 +73,7 @@ def quantised(
         entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
         entry |= {"judged": verification.judged, "headline": verification.headline}
         batches = dataclasses.replace(prepared.judges, feeds=tuple(_cut(prepared, slim)))
-        tally = run_both(Pair(pack(slim), pack(final)), batches, Setup(providers=recipe.providers))
+        tally = run_both(Pair(pack(slim), pack(final)), batches, setup_of(prepared, recipe))
         entry["to_narrowed"] = entries(tally.results())
     return final, entry, results
 

@@ -36,12 +36,11 @@ def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, 
     """
     given = prepared.original
     narrow = has_bfloat16(given)
-    held = in_files(given)
-    inside = held and not weight_files(given)  # ONNX Runtime would load the whole file
+    inside = in_files(given) and not weight_files(given)  # ONNX Runtime would load the whole file
     before = prepared.path if prepared.path is not None and not narrow and not inside else pack(given)
     apart, ports, batches = prepared.held_out, between(prepared.model, slim), prepared.judges
     pair = Pair(before, pack(slim), ports)
-    setup = Setup.as_is(job.recipe.providers) if held else Setup(providers=job.recipe.providers)
+    setup = setup_of(prepared, job.recipe)
     run = functools.partial(run_both, pair, batches, texts=True, progress=job.progress)
     deep = len(prepared.model.graph) >= DEEP and not ports
     sizes = free_sizes(signature_of(prepared.model), batches) if deep else {}
@@ -61,6 +60,11 @@ def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, 
         headline=headline(results),
     )
     return verification, results
+
+
+def setup_of(prepared: Prepared, recipe: Recipe) -> Setup:
+    """Return how results are run: without copies of weights if those of the original stay in files."""
+    return Setup.as_is(recipe.providers) if in_files(prepared.original) else Setup(providers=recipe.providers)
 
 
 def verified(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification | None, tuple[Fidelity, ...]]:

@@ -16,6 +16,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail.errors import DataError, ModelError, NothingToCompressError, OnnxGrailError, UsageError
+from onnxgrail.finishing import quantized
 from onnxgrail.narrowing.bits import stage
 from tests.tiny import tiny
 
@@ -115,6 +116,25 @@ def test_narrowed_weights_that_are_kept_in_files(tmp_path: Path) -> None:
     onnx.save_model(model, tmp_path / "x.onnx", save_as_external_data=True, location="x.data", size_threshold=1024)
     _, report = small(tmp_path / "x.onnx", "x4.onnx", ratio=0.2, samples=64)
     assert [m["rounding"] for m in report["quantization"]["matrices"]] == ["carried"] * 5
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_comparison_copies_no_weights_that_stay_in_files(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, setups = nets.mlp((24, 256, 10)), []
+    if apart:
+        onnx.save_model(model, tmp_path / "x.onnx", save_as_external_data=True, location="x.data", size_threshold=1024)
+    run_both = quantized.run_both
+
+    def recorded(pair: Any, batches: Any, setup: Any) -> Any:
+        setups.append(setup)
+        return run_both(pair, batches, setup)
+
+    monkeypatch.setattr(quantized, "run_both", recorded)
+    given = tmp_path / "x.onnx" if apart else model
+    onnxgrail.compress(given, tmp_path / "x4.onnx", data=FEED, held_out=0, **WHOLE)
+    assert [(one.once, one.optimise) for one in setups] == [(apart, not apart)]
 
 
 def test_half_precision(tmp_path: Path) -> None:
