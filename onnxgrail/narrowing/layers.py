@@ -16,7 +16,8 @@ from onnxgrail.core import Array, Bools, Floats, Recipe
 from onnxgrail.graph import slots
 from onnxgrail.graph.cost.meter import dead_of, meter_of
 from onnxgrail.graph.fittable.consumers import Consumer, consumers, downstream
-from onnxgrail.graph.io.mapped import in_files, shelved
+from onnxgrail.graph.io.mapped import in_files
+from onnxgrail.graph.io.shelves import shelved
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.steps.codec import Record
 

@@ -23,7 +23,7 @@ from onnxgrail.calibration import computed
 from onnxgrail.calibration.observe import observe
 from onnxgrail.commands import compress
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.io import inside, mapped, model_file
+from onnxgrail.graph.io import inside, model_file, shelves
 from onnxgrail.graph.io.mapped import LARGE, Mapped
 from onnxgrail.machine.files import unchanged
 from onnxgrail.machine.files.unchanged import SteadyFile
@@ -315,7 +315,7 @@ def lies_in_a_file(array: np.ndarray) -> bool:
 def test_new_weights_of_all_layers_wait_in_files(
     where: str, compensate: str, llama: Path, inline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapped, "SHELF", 256)
+    monkeypatch.setattr(shelves, "SHELF", 256)
     ledgers = []
     whole = compress.narrowed
 

@@ -23,10 +23,7 @@ ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are relative to it: on
 LARGE = 2**16  # bytes; changed weights from this size on go to a file if the old ones were in a file
 
 PIECE = 2**20  # bytes copied at once
-SHELF = 2**20  # bytes; changed arrays from this size on are kept in a file
-SHELVED = 400  # arrays in unnamed files at once: each takes a file descriptor
 SOURCES = "onnxgrail.sources"  # key in a model's `meta`: the files that it was loaded from
-_shelves: weakref.WeakValueDictionary[int, np.memmap[Any, Any]] = weakref.WeakValueDictionary()
 
 
 class Mapped(ir.ExternalTensor):
@@ -206,21 +203,6 @@ def keep(model: ir.Model) -> ir.Model:
         if isinstance(tensor, Mapped):
             tensor.temporary = False
     return model
-
-
-def shelved(array: Array) -> Array:
-    """Move a large array to an unnamed temporary file; return small arrays, and all if there is no room, unchanged."""
-    if array.nbytes < SHELF or len(_shelves) >= SHELVED:
-        return array
-    try:
-        with tempfile.TemporaryFile(prefix="onnxgrail-") as file:
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            file.flush()
-            raw: np.memmap[Any, Any] = np.memmap(file, dtype=np.uint8, mode="r")
-            _shelves[id(raw)] = raw
-    except OSError:
-        return array
-    return np.asarray(raw.view(array.dtype).reshape(array.shape))
 
 
 def in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

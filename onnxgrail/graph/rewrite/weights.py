@@ -10,7 +10,8 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Block, Bools, Change, Floats, Ints, Slot
 from onnxgrail.errors import ModelError
 from onnxgrail.graph import slots
-from onnxgrail.graph.io.mapped import Mapped, shelved
+from onnxgrail.graph.io.mapped import Mapped
+from onnxgrail.graph.io.shelves import shelved
 from onnxgrail.graph.stored.integers import Levels, Load
 from onnxgrail.graph.trace.facts import constant_of
 from onnxgrail.graph.trace.survey import Ledger, Survey

@@ -14,7 +14,8 @@ from onnxgrail.graph.bits.plan import Plan
 from onnxgrail.graph.bits.store import store
 from onnxgrail.graph.fittable.consumers import Consumer
 from onnxgrail.graph.fittable.matrices import Matrix
-from onnxgrail.graph.io.mapped import in_files, shelved
+from onnxgrail.graph.io.mapped import in_files
+from onnxgrail.graph.io.shelves import shelved
 from onnxgrail.graph.rewrite.shift import shift_biases
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Ledger
