@@ -15,9 +15,10 @@ import onnxruntime as ort
 import pytest
 
 import onnxgrail
+from bench import large_model
 from onnxgrail.errors import DataError, ModelError, NothingToCompressError, OnnxGrailError, UsageError
 from onnxgrail.finishing import quantized
-from onnxgrail.narrowing.bits import stage
+from onnxgrail.narrowing.bits import sides, stage
 from tests.tiny import tiny
 
 from . import nets
@@ -116,6 +117,20 @@ def test_narrowed_weights_that_are_kept_in_files(tmp_path: Path) -> None:
     onnx.save_model(model, tmp_path / "x.onnx", save_as_external_data=True, location="x.data", size_threshold=1024)
     _, report = small(tmp_path / "x.onnx", "x4.onnx", ratio=0.2, samples=64)
     assert [m["rounding"] for m in report["quantization"]["matrices"]] == ["carried"] * 5
+
+
+def test_layers_that_take_too_much_memory_together_are_measured_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gate and projection of a gated MLP read the same rows."""
+    sizes = {"width": 32, "hidden": 64, "heads": 4, "words": 50, "tokens": 8}
+    large_model.write(tmp_path / "m.onnx", depth=1, dtype="fp32", **sizes)
+    data = {"ids": np.random.default_rng(1).integers(0, 50, (64, 8))}
+    monkeypatch.setattr(sides, "MEMORY", 370_000)  # bytes; the two need 430 kB, each alone 240 kB
+    _, report = small(tmp_path / "m.onnx", "m4.onnx", data=data, cache_budget="64K")
+    entries = {m["weight"]: m for m in report["quantization"]["matrices"]}
+    for name in ("gate", "up", "down", "q", "k", "v", "o"):
+        assert entries[f"layer0/{name}/weight"]["rounding"] == "carried", name
 
 
 @pytest.mark.parametrize("apart", [True, False])

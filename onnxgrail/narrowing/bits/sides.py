@@ -107,7 +107,19 @@ def stages(slim: Prepared, recipe: Recipe, nodes: Container[str]) -> list[Stage]
     found = [c for c in consumers(slim.model, slim.survey) if c.node in nodes]
     nodes_in_order, facts = list(slim.model.graph), slim.survey.facts
     together = stages_of([_task(_with_bias(c, nodes_in_order[c.position], facts), facts) for c in found])
-    return [stage for stage in together if stage.memory <= limit]
+    return [part for stage in together for part in _parts(stage, limit) if part.memory <= limit]
+
+
+def _parts(stage: Stage, limit: int) -> list[Stage]:
+    """Return the stage, or parts of it, each of as many layers as fit into the memory, but at least one."""
+    parts: list[Stage] = []
+    for task in stage.tasks:
+        longer = Stage((*parts[-1].tasks, task)) if parts else None
+        if longer is not None and longer.memory <= limit:
+            parts[-1] = longer
+        else:
+            parts.append(Stage((task,)))
+    return parts
 
 
 def _with_bias(consumer: Consumer, node: ir.Node, facts: Facts) -> Consumer:
