@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Counted, Meter, Size, dead_of, meter_of
 from onnxgrail.graph.cost.spare import surplus
-from onnxgrail.graph.io.model_file import HEAVY, LIMIT, bytes_on_disk, weight_bytes
+from onnxgrail.graph.io.model_file import HEAVY, LIMIT, bytes_on_disk, running_bytes, weight_bytes
 from onnxgrail.graph.io.serial import pack, to_bytes
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.rewrite import weights
@@ -165,13 +166,16 @@ def ledger_of(prepared: Prepared, widths: Mapping[str, int]) -> Ledger:
     return Ledger(dead=dead_of(prepared.survey, widths), arrays=empty.arrays)
 
 
-def latencies(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) -> tuple[Times, ...] | None:
+def latencies(
+    models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe, *, most: float = math.inf
+) -> tuple[Times, ...] | None:
     """Measure the milliseconds per sample of a model and of results of narrowing it, in turns.
 
     Args:
         models: the original first.
         prepared: the original.
         recipe: the options; the providers are used.
+        most: bytes that the weights of all models may take together while they run.
 
     Returns:
         None if the models are too large to open again.
@@ -179,7 +183,7 @@ def latencies(models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe) ->
     Raises:
         ModelError: ONNX Runtime does not run one of them.
     """
-    if max(weight_bytes(model) for model in models) > HEAVY:
+    if max(map(weight_bytes, models)) > HEAVY or sum(map(running_bytes, models)) > most:
         return None
     feed = single(prepared.feed, signature_of(prepared.model))
     feeds = [fit(feed, between(prepared.model, model)) for model in models]

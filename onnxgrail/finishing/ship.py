@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import onnx_ir as ir
 
@@ -26,6 +27,7 @@ from onnxgrail.recipe import storage
 
 LARGEST_GRAPH = 2**24  # upper limit of the bytes of a model's names, nodes and metadata
 NAMES, TINY = 2**12, 2**16  # bytes: tolerated growth by a few names, and the file size below which it is tolerated
+UNASKED = 2**31  # bytes of weights of running models up to which latency is measured without being asked for
 STEPS = ("original", "narrowed", "quantized")
 
 
@@ -90,7 +92,8 @@ def ship(
     times: tuple[Times, ...] | None = None
     if latency or (quantization is not None and recipe.check):
         with clock.stage("latency"):
-            times = latencies([prepared.given, slim, *([final] if quantization else [])], prepared, recipe)
+            models = [prepared.given, slim, *([final] if quantization else [])]
+            times = latencies(models, prepared, recipe, most=math.inf if latency else UNASKED)
     named = None if times is None else dict(zip(STEPS, times, strict=False))
     if quantization is not None and named:
         quantization["latency_ms"] = {name: one.median for name, one in named.items()}

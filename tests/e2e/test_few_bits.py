@@ -17,7 +17,8 @@ import pytest
 import onnxgrail
 from bench import large_model
 from onnxgrail.errors import DataError, ModelError, NothingToCompressError, OnnxGrailError, UsageError
-from onnxgrail.finishing import quantized
+from onnxgrail.finishing import quantized, ship
+from onnxgrail.graph.io.model_file import load, weight_bytes
 from onnxgrail.narrowing.bits import sides, stage
 from tests.tiny import tiny
 
@@ -150,6 +151,22 @@ def test_the_comparison_copies_no_weights_that_stay_in_files(
     given = tmp_path / "x.onnx" if apart else model
     onnxgrail.compress(given, tmp_path / "x4.onnx", data=FEED, held_out=0, **WHOLE)
     assert [(one.once, one.optimise) for one in setups] == [(apart, not apart)]
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 2.2), (np.float16, 4.4)])
+def test_latency_is_measured_unasked_only_if_the_models_fit_into_the_memory(
+    dtype: Any, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Original, narrowed and quantized model are open at once; half precision runs in float32."""
+    onnx.save(nets.mlp((24, 256, 256, 10), dtype=dtype), tmp_path / "x.onnx")
+    size = weight_bytes(load(tmp_path / "x.onnx"))
+    made = {}
+    for share in (0.9, 1.1):
+        monkeypatch.setattr(ship, "UNASKED", share * most * size)
+        for latency in (False, True):
+            _, report = small(tmp_path / "x.onnx", "x4.onnx", data={"x": ROWS[:64].astype(dtype)}, latency=latency)
+            made[share, latency] = report["quantization"]["latency_ms"] is not None
+    assert made == {(0.9, False): False, (0.9, True): True, (1.1, False): True, (1.1, True): True}
 
 
 def test_half_precision(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import onnx_ir as ir
 from onnxgrail.core import Grid, Rounded
 from onnxgrail.graph.attributes import MICROSOFT, number
 from onnxgrail.graph.fittable.matrices import LINEAR, WEIGHTED, Matrix, refusal, swept
+from onnxgrail.graph.io.model_file import HALVES
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.stored.packed import BYTE, packed_bits
 from onnxgrail.graph.trace.facts import key
 
 LEAST = 16  # weights of the smallest block
-HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def stored_bytes(inputs: int, outputs: int, grid: Grid) -> int:

@@ -27,6 +27,7 @@ from onnxgrail.machine.files.placing import Weights, place, weights_name
 from onnxgrail.machine.files.temporary import TEMPORARY
 from onnxgrail.machine.files.unchanged import SteadyFile
 
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 HEAVY = 2**30  # bytes of weights; larger models are run without making optimized copies of them
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
@@ -160,6 +161,11 @@ def _sorted(graph: ir.Graph) -> bool:
 def weight_bytes(model: ir.Model) -> int:
     """Return the size of all initializers in bytes."""
     return sum(tensor.nbytes for tensor in _weights(model))
+
+
+def running_bytes(model: ir.Model) -> int:
+    """Return the bytes of all initializers as a CPU computes with them: half precision takes 4 bytes a number."""
+    return sum(tensor.nbytes * (2 if tensor.dtype in HALVES else 1) for tensor in _weights(model))
 
 
 def external(model: ir.Model, asked: bool | None) -> bool:
