@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -132,6 +133,23 @@ def test_layers_that_take_too_much_memory_together_are_measured_in_parts(
     entries = {m["weight"]: m for m in report["quantization"]["matrices"]}
     for name in ("gate", "up", "down", "q", "k", "v", "o"):
         assert entries[f"layer0/{name}/weight"]["rounding"] == "carried", name
+
+
+def test_a_matrix_that_takes_too_much_memory_names_the_option_that_allows_it(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "MEMORY", 300_000)
+    monkeypatch.setattr(sides, "PER_CACHE", 1e-3)  # so that budgets are in tenths of GiB, too
+    _, report = small(wide, "m4.onnx", cache_budget="100M")
+    notes = report["quantization"]["notes"]
+    (note,) = [note for note in notes if "nearest" in note]
+    match = re.search(r"^2 of 4 weights .*: its inputs are not measured: .* --cache-budget ([0-9.]+G) allows", note)
+    assert match is not None, note
+    reasons = {m["weight"]: m["reason"] for m in report["quantization"]["matrices"] if m["rounding"] == "nearest"}
+    assert all("--cache-budget" in reason for reason in reasons.values())
+    budget = max(re.findall(r"--cache-budget ([0-9.]+G)", note))
+    _, report = small(wide, "m4.onnx", cache_budget=budget)
+    assert not [note for note in report["quantization"]["notes"] if "nearest" in note]
 
 
 @pytest.mark.parametrize("apart", [True, False])

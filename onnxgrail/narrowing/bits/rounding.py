@@ -53,7 +53,7 @@ class Bits:
     def notes(self) -> list[str]:
         """Return a note on the form, and one if matrices were rounded to nearest because inputs are not known."""
         told = [self.form] if self.form else []
-        plain = [entry for entry in self.entries if entry.reason in (RANDOM, UNMEASURED)]
+        plain = [entry for entry in self.entries if entry.reason.startswith((RANDOM, UNMEASURED))]
         if not plain:
             return told
         why = "; ".join(dict.fromkeys(entry.reason for entry in plain))

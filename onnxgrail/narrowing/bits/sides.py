@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.narrowing.best import MEMORY
 from onnxgrail.narrowing.layers import Stage, Task, stages_of
 from onnxgrail.narrowing.two_networks import Pair, starts_of
+
+PER_CACHE = 1.5  # bytes that a fit may take, per byte of --cache-budget
 
 
 def own(prepared: Prepared, slim: ir.Model, facts: Facts) -> Prepared:
@@ -96,18 +99,31 @@ def _towards(task: Task, made: Bools) -> Task:
 
 
 def stages(slim: Prepared, recipe: Recipe, nodes: Container[str]) -> list[Stage]:
-    """Return the matrices whose second moments can be measured, those that read the same rows together.
+    """Return the matrices whose inputs have second moments, those together that read the same rows and fit into memory.
+
+    A matrix that exceeds the memory alone is a stage of its own.
 
     Args:
         slim: the narrowed model.
-        recipe: the cache size, which limits the memory of a stage.
+        recipe: the cache size, see `memory`.
         nodes: keys of the nodes with matrices to round.
     """
-    limit = max(MEMORY, cache_bytes(recipe) * 3 // 2)
+    limit = memory(recipe)
     found = [c for c in consumers(slim.model, slim.survey) if c.node in nodes]
     nodes_in_order, facts = list(slim.model.graph), slim.survey.facts
     together = stages_of([_task(_with_bias(c, nodes_in_order[c.position], facts), facts) for c in found])
-    return [part for stage in together for part in _parts(stage, limit) if part.memory <= limit]
+    return [part for stage in together for part in _parts(stage, limit)]
+
+
+def memory(recipe: Recipe) -> int:
+    """Return the bytes of memory that the fit of a stage may take."""
+    return max(MEMORY, int(PER_CACHE * cache_bytes(recipe)))
+
+
+def too_large(stage: Stage) -> str:
+    """Return the reason why a stage that exceeds the memory is not measured, with the option that allows it."""
+    budget = math.ceil(stage.memory / PER_CACHE / 2**30 * 10) / 10
+    return f"this could take {stage.memory / 2**30:.1f} GiB of memory, which --cache-budget {budget:.1f}G allows"
 
 
 def _parts(stage: Stage, limit: int) -> list[Stage]:

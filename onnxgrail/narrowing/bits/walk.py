@@ -24,7 +24,7 @@ from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import RECORD
 from onnxgrail.narrowing.bits.entry import Entry
 from onnxgrail.narrowing.bits.fit import Fit
-from onnxgrail.narrowing.bits.sides import Sides, opened, stages
+from onnxgrail.narrowing.bits.sides import Sides, memory, opened, stages, too_large
 from onnxgrail.narrowing.bits.stage import fits_of, record_of
 from onnxgrail.narrowing.bits.store import entry, nearest_matrix, nearest_table
 from onnxgrail.narrowing.layers import Stage
@@ -38,6 +38,7 @@ class Walk:
         self._matrices = (*plan.matrices, *plan.unpacked)
         self._by_node = {key(node): (matrix, grid) for matrix, grid in self._matrices for node in matrix.nodes}
         self._entries: dict[str, Entry] = {}
+        self._large: Mapping[str, str] = {}  # nodes with matrices that take too much memory, with the reason
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the entries of all matrices and tables."""
@@ -52,7 +53,10 @@ class Walk:
             slim: the narrowed model in float.
             ledger: the decisions that narrowed it.
         """
-        todo = stages(slim, self._job.recipe, self._by_node)
+        limit, found = memory(self._job.recipe), stages(slim, self._job.recipe, self._by_node)
+        todo = [stage for stage in found if stage.memory <= limit]
+        large = [stage for stage in found if stage.memory > limit]
+        self._large = {task.consumer.node: too_large(stage) for stage in large for task in stage.tasks}
         with opened(prepared, slim, ledger, self._job.recipe) as sides:
             tick = ticking(self._job.progress, "quantizing", len(todo) * len(slim.batches))
             now = sides.untouched
@@ -64,7 +68,9 @@ class Walk:
         graph, recipe = self._made.graph, self._job.recipe
         for matrix, grid in self._matrices:
             if matrix.weight not in self._entries:
-                self._entries[matrix.weight] = nearest_matrix(graph, matrix, grid, self._plan, recipe, why)
+                large = next((self._large[key(n)] for n in matrix.nodes if key(n) in self._large), "")
+                told = f"{why}: {large}" if large else why
+                self._entries[matrix.weight] = nearest_matrix(graph, matrix, grid, self._plan, recipe, told)
         for table, grid in self._plan.tables:
             self._entries[table.weight] = nearest_table(graph, table, grid, recipe)
 
