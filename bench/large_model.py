@@ -1,6 +1,7 @@
 """Compress a language model of any size with random weights in a separate process, and measure its memory.
 
     python -m bench.large_model --size 8G --dtype fp16 --compensate grail
+    python -m bench.large_model --size 2.5G --unit-ratio 0 --quantize int4
 
 The model has the shape of Llama (RMSNorm, rotary positions, causal attention, gated MLP), and its weights are in
 external data, written layer by layer.  Prints one JSON object: seconds, and the peak anonymous and total resident
@@ -37,6 +38,7 @@ PIECE = 2**22  # random numbers that are generated at once
 
 RUN = """
 import json, sys, time
+from collections import Counter
 import numpy as np
 import onnxgrail
 model, target, ids, choices = json.loads(sys.argv[1])
@@ -47,6 +49,12 @@ if target is None:
     print(json.dumps({"blocks": len(found.blocks), "seconds": time.perf_counter() - started}))
 else:
     data = onnxgrail.compress(model, target, data={"ids": ids}, held_out=0, force=True, **choices).report.data
+    quantized = data["quantization"]
+    few = {} if quantized is None else {
+        "rounding": Counter(m["rounding"] for m in quantized["matrices"]),
+        "cosine_quantized": [o["cosine"] for o in quantized["outputs"]],
+        "notes": quantized["notes"],
+    }
     print(json.dumps({
         "seconds": time.perf_counter() - started,
         "timing": data["timing"],
@@ -56,6 +64,7 @@ else:
         "cosine": [o["cosine"] for o in data["verification"]["outputs"]],
         "narrowed": sum(b["kept"] < b["units"] for b in data["blocks"]),
         "refusals": len(data["refusals"]),
+        **few,
     }))
 """
 
@@ -242,7 +251,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     write(path, depth=depth, **sizes)
     made = time.perf_counter() - started
     ids = np.random.default_rng(1).integers(0, options.words, (options.samples, options.tokens)).tolist()
-    names = ("unit_ratio", "compensate", "selector", "cache_budget", "batch_size", "save_as_external_data")
+    names = ("unit_ratio", "compensate", "selector", "quantize", "cache_budget", "batch_size", "save_as_external_data")
     choices = {name: getattr(options, name) for name in names}
     target = None if options.inspect else str(small)
     found, peak = watched(RUN, json.dumps([str(path), target, ids, choices]))
@@ -271,6 +280,7 @@ def main() -> None:
     parser.add_argument("--unit-ratio", type=float, default=0.3)
     parser.add_argument("--compensate", default="grail")
     parser.add_argument("--selector", default="wanda")
+    parser.add_argument("--quantize", default="none")
     parser.add_argument("--cache-budget", default="64M")
     parser.add_argument("--save-as-external-data", action="store_true", help="also below 2 GB")
     parser.add_argument("--inspect", action="store_true", help="look at the model instead of compressing it")
