@@ -12,9 +12,9 @@ import numpy as np
 from onnxgrail.algebra.moments.curves import fluctuation
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import Fit, balanced, by_units
-from onnxgrail.allocation.few import Bits, fixed, given_bits, plain, raised, with_bits
+from onnxgrail.allocation.few import Bits, fewest, fixed, given_bits, plain, raised, with_bits
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths, ladders_of
-from onnxgrail.allocation.losses import Search, Way, evidence, tells
+from onnxgrail.allocation.losses import Search, Way, Ways, evidence, tells
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
 from onnxgrail.allocation.outcome import answer, counted
 from onnxgrail.allocation.result import Allocation, Budget, at_widths
@@ -187,9 +187,9 @@ def _within_size(search: Search, target: Target, measure: Measure, limit: float)
     if measure.given <= limit and fixed(search.rungs) is None:
         return answer(search, counted(target, measure, limit, _whole(search)), _whole(search), search.recipe.allocate)
     used, ways = _ways(search, measure, limit)
-    found = [_sized(search, measure, limit, way) for way in ways]
+    found = [_sized(search, measure, limit, way) for way in ways.found]
     found = [one for one in found if one[0].reached] or found[:1]
-    best, bits = found[search.least([(fit.widths, bits) for fit, bits in found]) if len(found) > 1 else 0]
+    best, bits = found[ways.least([(fit.widths, bits) for fit, bits in found]) if len(found) > 1 else 0]
     budget = counted(target, with_bits(measure, search.rungs, bits), limit, best)
     return replace(answer(search, budget, best, used, bits), bits=bits)
 
@@ -204,7 +204,7 @@ def _sized(search: Search, measure: Measure, limit: float, way: Way) -> tuple[Fi
         best = _corrected(search, "size", limit, cost, functools.partial(balanced, ladders, schedule, cost), bits)
         return best if ladders else replace(_whole(search), reached=best.reached)
 
-    best, least = found(bits), {rung.weight: rung.least for rung in rungs}
+    best, least = found(bits), fewest(rungs)
     if not best.reached and bits != least:
         bits, best = least, found(least)
     if best.reached and fixed(rungs) is None:
@@ -214,19 +214,19 @@ def _sized(search: Search, measure: Measure, limit: float, way: Way) -> tuple[Fi
     return best, bits
 
 
-def _ways(search: Search, measure: Measure, limit: float) -> tuple[str, Sequence[Way]]:
-    """Return the name of the schedule, and the ways to choose bits and widths; see `Together`."""
+def _ways(search: Search, measure: Measure, limit: float) -> tuple[str, Ways]:
+    """Return the name of the schedule, and the ways to choose bits and widths."""
     rungs = search.rungs
     bits = fixed(rungs)
     if bits is None and search.together is not None and search.recipe.allocate in ("auto", "global"):
-        few = with_bits(measure, rungs, {rung.weight: rung.least for rung in rungs})
+        few = with_bits(measure, rungs, fewest(rungs))
         even = balanced(search.ladders, schedules.uniform(search.ladders), few, limit, strict=False).widths
         lost = [1 - even[one.name] / one.units for one in search.ladders]
         return "global", search.together(measure, max(SLIGHT, float(np.mean(lost or [0.0]))), limit)
     if bits is None:
         bits = plain(rungs, lambda bits: with_bits(measure, rungs, bits)({}) <= limit)
     used, ideal = _schedule(search, with_bits(measure, rungs, bits), limit)
-    return used, [(bits, ideal)]
+    return used, Ways([(bits, ideal)], lambda _: 0)
 
 
 def _whole(search: Search) -> Fit:
@@ -238,7 +238,7 @@ def with_names(search: Search, measure: Measure) -> Measure:
     """Return the measure of a file with the names and nodes that weights in a few bits need."""
     if not search.rungs:
         return measure
-    full, least = _whole(search).widths, {rung.weight: rung.least for rung in search.rungs}
+    full, least = _whole(search).widths, fewest(search.rungs)
     real = built(search.prepared, search.recipe, "size", full, least)
     more = 0.0 if real is None else real - with_bits(measure, search.rungs, least)(full)
     return replace(measure, before=measure.before + more)

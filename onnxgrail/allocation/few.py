@@ -94,7 +94,7 @@ def rungs_within(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], 
     if target is None or not rungs or not recipe.chooses_bits or recipe.block_size >= COARSE:
         return rungs, why, recipe
     measure = measure_of(prepared, "size")
-    least = with_bits(measure, rungs, {rung.weight: rung.least for rung in rungs})
+    least = with_bits(measure, rungs, fewest(rungs))
     if least({}) <= target.limit(measure.given):
         return rungs, why, recipe
     sized = replace(recipe, block_size=COARSE)
@@ -158,7 +158,12 @@ def _coded(model: ir.Model) -> tuple[Rung, ...]:
 
 def fixed(rungs: Sequence[Rung]) -> Bits | None:
     """Return the bits of all weights if there is no choice, else None."""
-    return {rung.weight: rung.least for rung in rungs} if all(len(rung.forms) == 1 for rung in rungs) else None
+    return fewest(rungs) if all(len(rung.forms) == 1 for rung in rungs) else None
+
+
+def fewest(rungs: Sequence[Rung]) -> Bits:
+    """Return the fewest bits of every weight."""
+    return {rung.weight: rung.least for rung in rungs}
 
 
 def with_bits(measure: Measure, rungs: Sequence[Rung], bits: Bits) -> Measure:

@@ -25,14 +25,26 @@ LeastHarm = Callable[[Cost, float], Ideal]
 """Returns the schedule that loses least where a cost is within a limit, from measured losses."""
 Way = tuple[Bits, Ideal | None]
 """The bits of weights in the order in which they were lowered, and the schedule of widths; None if no block narrows."""
-Together = Callable[[Measure, float, float], Sequence[Way]]
-"""Returns ways that lose little, given the measure of a size, a share of the units near which losses matter, and the
-limit: first by the losses of single blocks and weights, then with as few bits as it takes before blocks narrow."""
-Least = Callable[[Sequence[tuple[Widths, Bits]]], int]
-"""Returns the number of the candidate that loses least, from measured losses."""
 Alone = tuple[Floats, float]
 """Relative squared error of a block's consumers by units kept, and the error of the outputs with half of it removed."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ways:
+    """Ways to a size that lose little.
+
+    Attributes:
+        found: first by the losses of single blocks and weights, then with as few bits as it takes before blocks narrow.
+        least: returns the number of the candidate that loses least, from measured losses.
+    """
+
+    found: Sequence[Way]
+    least: Callable[[Sequence[tuple[Widths, Bits]]], int]
+
+
+Together = Callable[[Measure, float, float], Ways]
+"""Returns ways, given the measure of a size, a share of the units near which losses matter, and the limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,7 +57,6 @@ class Search:
         dense: statistics of the original model if they are available.
         narrow: decides a block at a width; `least_harm`: see `LeastHarm`.
         rungs: weights whose bits count for the size; together: see `Together`, None if losses are not measured.
-        least: see `Least`.
     """
 
     prepared: Prepared
@@ -57,12 +68,15 @@ class Search:
     least_harm: LeastHarm
     rungs: tuple[Rung, ...] = ()
     together: Together | None = None
-    least: Least = lambda _: 0
 
     @property
     def recipe(self) -> Recipe:
         """Return the choices of the run."""
         return self.job.recipe
+
+    def narrows(self, widths: Mapping[str, int]) -> bool:
+        """Return True if a block loses units with these widths."""
+        return any(widths.get(block.name, block.units) < block.units for block in self.blocks)
 
 
 def tells(prepared: Prepared, recipe: Recipe, most: int = SMALL) -> bool:

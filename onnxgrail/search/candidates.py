@@ -78,7 +78,7 @@ class Task:
             widths: of blocks, and bits of weights as `bits.step_of` names them.
         """
         (blocks, bits), prepared = split(widths), self.search.prepared
-        if any(blocks.get(block.name, block.units) < block.units for block in self.search.blocks):
+        if self.search.narrows(blocks):
             ledger = self.settle(part, blocks)
         else:  # the result has no other basis either
             prepared, part = prepared.baseline, replace(part.baseline, batches=part.batches)

@@ -83,23 +83,23 @@ def paths_within(task: Task, most: float = math.inf, parts: Parts | None = None)
     return without
 
 
-def together_near(task: Task, limit: float) -> list[Way]:
+def together_near(task: Task, limit: float, parts: Parts | None = None) -> list[Way]:
     """Return the bits on the path of least harm where its cost is within a limit, and the schedule of its widths.
 
     If it narrows blocks, the bits on the path of weights alone follow, without a schedule if they suffice: losses of
     single blocks are small and add up to more than their sum where blocks depend on each other.
     """
-    without = paths_within(task)
-    first, narrows = _way(without(()), limit)
-    if not narrows:
+    without = paths_within(task, parts=parts)
+    first, widths = _way(without(()), limit)
+    if not task.search.narrows(widths):
         return [first]
     alone = without([ladder.name for ladder in task.search.ladders])
     (bits, _), _ = _way(alone, limit)
     return [first, (bits, None if alone.cost(len(alone)) <= limit else first[1])]
 
 
-def _way(path: Path, limit: float) -> tuple[Way, bool]:
-    """Return the bits on a path where its cost is within a limit, and its schedule of widths; True if any is lower."""
+def _way(path: Path, limit: float) -> tuple[Way, Widths]:
+    """Return the bits on a path where its cost is within a limit, its schedule of widths, and the widths there."""
     place = next((n for n in range(len(path) + 1) if path.cost(n) <= limit), len(path))
     widths = dict(path.full)
     for step in path.steps[:place]:
@@ -108,7 +108,7 @@ def _way(path: Path, limit: float) -> tuple[Way, bool]:
     blocks, bits = split(widths)
     full, _ = split(path.full)
     steps = tuple(step for step in path.steps if step.block in full)
-    return (bits, schedule_of(replace(path, full=full, steps=steps))), blocks != full
+    return (bits, schedule_of(replace(path, full=full, steps=steps))), blocks
 
 
 def schedule_near(task: Task, parts: Parts | None = None) -> Ideal:

@@ -55,7 +55,7 @@ def within(task: Task) -> tuple[Widths, Found]:
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
         path, best = farthest_of(without, task.limit, bound, late, patience)
         blocks, _ = split(path.widths(best))
-        if task.search.rungs and any(block.units > blocks[block.name] for block in task.search.blocks):
+        if task.search.rungs and task.search.narrows(blocks):
             alone = without([block.name for block in task.search.blocks])  # bits of weights
             path, best = cheaper((path, best), alone, task.limit, bound, late, patience)
         if not best and task.search.recipe.quantize != "none":

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from onnxgrail.allocation.choose import allocate, with_names
-from onnxgrail.allocation.few import Bits, rungs_of, with_bits
+from onnxgrail.allocation.few import Bits, fewest, rungs_of, with_bits
 from onnxgrail.allocation.ladders import Widths
-from onnxgrail.allocation.losses import Search, search_of
+from onnxgrail.allocation.losses import Search, Ways, search_of
 from onnxgrail.allocation.measures import measure_of
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.core import Recipe
@@ -37,10 +37,10 @@ def test_the_second_way_lowers_bits_before_widths(search: Search) -> None:
     assert search.together is not None
     measure, numbers = with_names(search, measure_of(search.prepared, "size")), set()
     full = {block.name: block.units for block in search.blocks}
-    every = {rung.weight: rung.least for rung in search.rungs}
+    every = fewest(search.rungs)
     for share in (0.1, 0.16, 0.2, 0.24, 0.4, 0.9):
         limit = share * measure.given
-        ways = search.together(measure, 0.1, limit)
+        ways = search.together(measure, 0.1, limit).found
         numbers.add((len(ways), ways[-1][1] is None))
         assert ways[0][1] is not None
         for bits, ideal in ways[1:]:
@@ -52,7 +52,7 @@ def test_the_second_way_lowers_bits_before_widths(search: Search) -> None:
 @pytest.mark.parametrize("best", [0, 1])
 def test_the_way_that_loses_least_is_taken(search: Search, best: int) -> None:
     full = {block.name: block.units for block in search.blocks}
-    every = {rung.weight: rung.least for rung in search.rungs}
+    every = fewest(search.rungs)
     few: Bits = {rung.weight: max(rung.forms) for rung in search.rungs}
     seen: list[Sequence[tuple[Widths, Bits]]] = []
 
@@ -63,8 +63,8 @@ def test_the_way_that_loses_least_is_taken(search: Search, best: int) -> None:
     def half(share: float) -> dict[str, float]:
         return {name: units * (1 - share) for name, units in full.items()}
 
-    ways = replace(search, together=lambda *_: [(few, half), (every, None)], least=least)
-    found = allocate(ways)
+    ways = Ways([(few, half), (every, None)], least)
+    found = allocate(replace(search, together=lambda *_: ways))
     ((widths, bits), (whole, fewer)) = seen[0]
     assert whole == full
     assert sum(widths.values()) < sum(full.values())
@@ -79,8 +79,11 @@ def test_a_measured_loss_decides(search: Search) -> None:
     """Blocks at a tenth of their width lose more than weights of 8 bits, whichever comes first."""
     full = {block.name: block.units for block in search.blocks}
     tenth, eight = {name: units // 10 for name, units in full.items()}, {rung.weight: 8 for rung in search.rungs}
-    assert search.least([(tenth, eight), (full, eight)]) == 1
-    assert search.least([(full, eight), (tenth, eight)]) == 0
+    assert search.together is not None
+    measure = measure_of(search.prepared, "size")
+    ways = search.together(measure, 0.1, SHARE * measure.given)
+    assert ways.least([(tenth, eight), (full, eight)]) == 1
+    assert ways.least([(full, eight), (tenth, eight)]) == 0
 
 
 def test_a_way_that_does_not_reach_the_size_is_not_tried(search: Search) -> None:
@@ -93,5 +96,5 @@ def test_a_way_that_does_not_reach_the_size_is_not_tried(search: Search) -> None
     def narrower(share: float) -> dict[str, float]:
         return {block.name: block.units * (1 - share) for block in search.blocks}
 
-    found = allocate(replace(small, together=lambda *_: [(few, narrower), (few, None)], least=never))
+    found = allocate(replace(small, together=lambda *_: Ways([(few, narrower), (few, None)], never)))
     assert any(found.widths[block.name] < block.units for block in search.blocks)

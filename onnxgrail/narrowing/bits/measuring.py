@@ -13,40 +13,39 @@ from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import balanced
 from onnxgrail.allocation.few import Bits
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths
-from onnxgrail.allocation.losses import Search, Way, tells
+from onnxgrail.allocation.losses import Search, Ways, tells
 from onnxgrail.allocation.measures import Measure
 from onnxgrail.core import Floats
 from onnxgrail.graph.cost.meter import without_pairs
 from onnxgrail.graph.io.model_file import HEAVY
 from onnxgrail.narrowing.searching import task_of
 from onnxgrail.search.bits import cost_of, step_of
+from onnxgrail.search.candidates import Task
 from onnxgrail.search.harms import Near
-from onnxgrail.search.trials import losses_of, parts_of, schedule_near, together_near
+from onnxgrail.search.trials import Parts, losses_of, parts_of, schedule_near, together_near
 
 ERRORS = 1.5  # standard errors by which losses have to fall: chance does that in 1 of 12 cases (gain of 10 samples)
 
 
 def measuring(search: Search) -> Search:
     """Return a search that measures losses where data can tell."""
-    search = dataclasses.replace(search, least_harm=functools.partial(_least_harm, search))
-    if not tells(search.prepared, search.recipe, HEAVY):
-        return search
-    least = functools.partial(_least, search)
-    return dataclasses.replace(search, together=functools.partial(_together, search), least=least)
+    together = functools.partial(_together, search) if tells(search.prepared, search.recipe, HEAVY) else None
+    return dataclasses.replace(search, least_harm=functools.partial(_least_harm, search), together=together)
 
 
-def _together(search: Search, measure: Measure, share: float, limit: float) -> list[Way]:
+def _together(search: Search, measure: Measure, share: float, limit: float) -> Ways:
     """Return bits and schedules that lose little for a size; see `Together`."""
-    return together_near(task_of(search, cost_of(measure, search.rungs), Near(share=share)), limit)
+    task = task_of(search, cost_of(measure, search.rungs), Near(share=share))
+    parts = parts_of(search.prepared) if task.judged else None
+    return Ways(together_near(task, limit, parts), functools.partial(_least, task, parts))
 
 
-def _least(search: Search, candidates: Sequence[tuple[Widths, Bits]]) -> int:
-    """Return the number of the candidate with the least mean loss; the first if no samples can judge; see `Least`."""
-    task = task_of(search, lambda _: 0.0, Near())
-    if not task.judged:
+def _least(task: Task, parts: Parts | None, candidates: Sequence[tuple[Widths, Bits]]) -> int:
+    """Return the number of the candidate with the least mean loss; the first if no samples can judge."""
+    if parts is None:
         return 0
     together = [{**widths, **{step_of(weight): few for weight, few in bits.items()}} for widths, bits in candidates]
-    return int(np.argmin([losses.mean() for losses in losses_of(task, together, parts_of(search.prepared))]))
+    return int(np.argmin([losses.mean() for losses in losses_of(task, together, parts)]))
 
 
 def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
