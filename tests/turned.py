@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -14,6 +16,23 @@ from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.graph.trace.tracer import trace
+from tests.tiny import tiny
+
+BEGIN = """
+    x0 = Gather(table, ids)
+    y0 = LayerNormalization(x0, g0, s0)
+    h0 = MatMul(y0, up)
+    r0 = Relu(h0)
+    d0 = MatMul(r0, down)
+    x1 = Add(x0, d0)
+"""
+
+
+def begun(rest: str, shapes: Mapping[str, tuple[int, ...]], outputs: str = "") -> ir.Model:
+    """A model of ids whose residual stream, after one MLP, is read as the rest says; with the weights that it reads."""
+    body = BEGIN + rest
+    used = {name: shape for name, shape in shapes.items() if f"{name})" in body or f"{name}," in body}
+    return tiny(f"int64[N,S] ids => float[N,S,3] y{outputs}", body, used)
 
 
 def orthogonal(width: int, seed: int = 0) -> Floats:

@@ -12,10 +12,11 @@ import onnxgrail
 from onnxgrail.core import Array
 from onnxgrail.graph.rotate.inside import POSITIONS
 from tests.contract.attention import SIZE, TOKENS, WIDTH, attention
+from tests.inside import KERNELS
 from tests.oracle import run
 from tests.prenorm import VOCABULARY, prenorm
 from tests.tiny import feed, numbers
-from tests.unit.test_inside import BENT, KERNELS
+from tests.unit.test_inside_refused import BENT
 from tests.unit.test_normed import normed
 from tests.unit.test_picked import rotary
 

@@ -9,7 +9,7 @@ import pytest
 from onnxgrail.algebra.rotation import basis_beside_mean
 from tests.oracle import check_same, run
 from tests.tiny import feed, ints, tiny
-from tests.turned import found_in, orthogonal, projected, turned, without
+from tests.turned import begun, found_in, orthogonal, projected, turned, without
 
 WIDTH, KEPT = 12, 7
 
@@ -17,13 +17,7 @@ WIDTH, KEPT = 12, 7
 def read_as_it_is(how: str) -> ir.Model:
     """Layers whose stream is read without a normalization, too, such as by the neck of SAM."""
     text, outputs = RAW[how]
-    body = f"""
-        x0 = Gather(table, ids)
-        y0 = LayerNormalization(x0, g0, s0)
-        h0 = MatMul(y0, up)
-        r0 = Relu(h0)
-        d0 = MatMul(r0, down)
-        x1 = Add(x0, d0)
+    rest = f"""
         y1 = LayerNormalization(x1, g1, s0)
         z1 = LayerNormalization(x1, g0, s1)
         {text}
@@ -33,8 +27,7 @@ def read_as_it_is(how: str) -> ir.Model:
         y = Add(h3, z)"""
     shapes = {"table": (7, WIDTH), "up": (WIDTH, 60), "down": (60, WIDTH), "neck": (WIDTH, 3), "bias": (3,)}
     shapes |= {"head": (WIDTH, 3), "head2": (WIDTH, 3)} | dict.fromkeys(("g0", "s0", "g1", "s1"), (WIDTH,))
-    used = {name: shape for name, shape in shapes.items() if f"{name})" in body or f"{name}," in body}
-    return tiny(f"int64[N,S] ids => float[N,S,3] y{outputs}", body, used)
+    return begun(rest, shapes, outputs)
 
 
 RAW = {
