@@ -330,11 +330,13 @@ class Rounded:
     zero: Array
     grid: Grid
 
-    def values(self) -> Floats:
-        """Return the numbers (inputs, outputs)."""
-        inputs = len(self.codes)
-        scale, zero = (np.repeat(a, self.grid.size, axis=0)[:inputs] for a in (self.scale, self.zero))
-        return np.asarray((self.codes.astype(np.float64) - zero) * scale.astype(np.float64))
+    def values(self, dtype: npt.DTypeLike = np.float64) -> Array:
+        """Return the numbers (inputs, outputs), computed block by block, so that they take no more memory than that."""
+        found, scale = np.empty(self.codes.shape, dtype), self.scale.astype(np.float64)
+        for number, first in enumerate(range(0, len(found), self.grid.size)):
+            rows = slice(first, first + self.grid.size)
+            found[rows] = (self.codes[rows].astype(np.float64) - self.zero[number]) * scale[number]
+        return found
 
 
 Selector = Callable[[View, np.random.Generator], Floats]

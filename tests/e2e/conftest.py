@@ -61,3 +61,11 @@ def browser() -> Iterator[Any]:
         opened = driver.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A perceptron with matrices of 24 to 96 inputs, with biases inside and beside the products."""
+    path = tmp_path_factory.mktemp("bits") / "m.onnx"
+    onnx.save(nets.mlp((24, 96, 80, 64, 10)), path)
+    return path

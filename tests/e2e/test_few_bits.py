@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -12,50 +11,14 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 
 import onnxgrail
-from bench import large_model
 from onnxgrail.errors import DataError, ModelError, NothingToCompressError, OnnxGrailError, UsageError
-from onnxgrail.finishing import quantized, ship
-from onnxgrail.graph.io.model_file import load, weight_bytes
-from onnxgrail.narrowing.bits import sides, stage
+from onnxgrail.narrowing.bits import stage
+from tests.e2e import nets
+from tests.e2e.rounded import FEED, WHOLE, lost, run, small
 from tests.tiny import tiny
-
-from . import nets
-
-WHOLE: dict[str, Any] = {"ratio": 0, "quantize": "int4"}
-
-
-def run(path: Path, feed: Any) -> np.ndarray[Any, Any]:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, feed)[0], np.float64)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A perceptron with matrices of 24 to 96 inputs, with biases inside and beside the products."""
-    path = tmp_path_factory.mktemp("bits") / "m.onnx"
-    onnx.save(nets.mlp((24, 96, 80, 64, 10)), path)
-    return path
-
-
-ROWS = nets.vectors(800, 24)["x"]
-FEED, FRESH = {"x": ROWS[:400]}, {"x": ROWS[400:]}
-
-
-def small(path: Path, out: str, **choices: Any) -> tuple[Path, dict[str, Any]]:
-    target = path.with_name(out)
-    given = {**WHOLE, "data": FEED, "held_out": 0, "force": True, **choices}
-    return target, onnxgrail.compress(path, target, **given).report.data
-
-
-def lost(path: Path, dense: Path) -> float:
-    wanted, found = run(dense, FRESH), run(path, FRESH)
-    return float(np.square(found - wanted).sum() / np.square(wanted).sum())
 
 
 @pytest.mark.parametrize(("kind", "symmetric"), [("int4", False), ("int8-weights", True)])
@@ -124,72 +87,6 @@ def test_narrowed_weights_that_are_kept_in_files(tmp_path: Path) -> None:
     onnx.save_model(model, tmp_path / "x.onnx", save_as_external_data=True, location="x.data", size_threshold=1024)
     _, report = small(tmp_path / "x.onnx", "x4.onnx", ratio=0.2, samples=64)
     assert [m["rounding"] for m in report["quantization"]["matrices"]] == ["carried"] * 5
-
-
-def test_layers_that_take_too_much_memory_together_are_measured_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gate and projection of a gated MLP read the same rows."""
-    sizes = {"width": 32, "hidden": 64, "heads": 4, "words": 50, "tokens": 8}
-    large_model.write(tmp_path / "m.onnx", depth=1, dtype="fp32", **sizes)
-    data = {"ids": np.random.default_rng(1).integers(0, 50, (64, 8))}
-    monkeypatch.setattr(sides, "MEMORY", 370_000)  # bytes; the two need 430 kB, each alone 240 kB
-    _, report = small(tmp_path / "m.onnx", "m4.onnx", data=data, cache_budget="64K")
-    entries = {m["weight"]: m for m in report["quantization"]["matrices"]}
-    for name in ("gate", "up", "down", "q", "k", "v", "o"):
-        assert entries[f"layer0/{name}/weight"]["rounding"] == "carried", name
-
-
-def test_a_matrix_that_takes_too_much_memory_names_the_option_that_allows_it(
-    wide: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sides, "MEMORY", 300_000)
-    monkeypatch.setattr(sides, "PER_CACHE", 1e-3)  # so that budgets are in tenths of GiB, too
-    _, report = small(wide, "m4.onnx", cache_budget="100M")
-    notes = report["quantization"]["notes"]
-    (note,) = [note for note in notes if "nearest" in note]
-    match = re.search(r"^2 of 4 weights .*: its inputs are not measured: .* --cache-budget ([0-9.]+G) allows", note)
-    assert match is not None, note
-    reasons = {m["weight"]: m["reason"] for m in report["quantization"]["matrices"] if m["rounding"] == "nearest"}
-    assert all("--cache-budget" in reason for reason in reasons.values())
-    budget = max(re.findall(r"--cache-budget ([0-9.]+G)", note))
-    _, report = small(wide, "m4.onnx", cache_budget=budget)
-    assert not [note for note in report["quantization"]["notes"] if "nearest" in note]
-
-
-@pytest.mark.parametrize("apart", [True, False])
-def test_the_comparison_copies_no_weights_that_stay_in_files(
-    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, setups = nets.mlp((24, 256, 10)), []
-    if apart:
-        onnx.save_model(model, tmp_path / "x.onnx", save_as_external_data=True, location="x.data", size_threshold=1024)
-    run_both = quantized.run_both
-
-    def recorded(pair: Any, batches: Any, setup: Any) -> Any:
-        setups.append(setup)
-        return run_both(pair, batches, setup)
-
-    monkeypatch.setattr(quantized, "run_both", recorded)
-    given = tmp_path / "x.onnx" if apart else model
-    onnxgrail.compress(given, tmp_path / "x4.onnx", data=FEED, held_out=0, **WHOLE)
-    assert [(one.once, one.optimise) for one in setups] == [(apart, not apart)]
-
-
-@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 2.2), (np.float16, 4.4)])
-def test_latency_is_measured_unasked_only_if_the_models_fit_into_the_memory(
-    dtype: Any, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Original, narrowed and quantized model are open at once; half precision runs in float32."""
-    onnx.save(nets.mlp((24, 256, 256, 10), dtype=dtype), tmp_path / "x.onnx")
-    size = weight_bytes(load(tmp_path / "x.onnx"))
-    made = {}
-    for share in (0.9, 1.1):
-        monkeypatch.setattr(ship, "UNASKED", share * most * size)
-        for latency in (False, True):
-            _, report = small(tmp_path / "x.onnx", "x4.onnx", data={"x": ROWS[:64].astype(dtype)}, latency=latency)
-            made[share, latency] = report["quantization"]["latency_ms"] is not None
-    assert made == {(0.9, False): False, (0.9, True): True, (1.1, False): True, (1.1, True): True}
 
 
 def test_half_precision(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from onnxgrail.recipe import storage
 from tests.tiny import feed, tiny
 
 from . import nets
-from .test_few_bits import ROWS, goes_on, lost
+from .rounded import ROWS, lost
+from .test_few_bits import goes_on
 
 RESNET = models.load("digits_resnet")
 FEED = {"x": ROWS[:256]}

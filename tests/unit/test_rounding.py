@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.algebra.rounding.carried import carried, carried_to, squared_error
+from onnxgrail.algebra.rounding.carried import carried, carried_to, factor, squared_error
 from onnxgrail.algebra.rounding.grid import nearest
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Array, Floats, Grid
@@ -38,7 +38,7 @@ def test_carried_errors_change_the_outputs_less(bits: int, symmetric: bool) -> N
     rows = correlated(90)
     gram = rows.T @ rows
     grid = Grid(bits=bits, size=32, symmetric=symmetric)
-    plain, found = (weights - one.values() for one in (nearest(weights, grid), carried(weights, gram, grid)))
+    plain, found = (weights - one.values() for one in (nearest(weights, grid), carried(weights, factor(gram), grid)))
     assert squared_error(found, gram) < 0.4 * squared_error(plain, gram)
 
 
@@ -84,7 +84,7 @@ def test_numbers_on_the_grid_stay() -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_blocks_of_one_number(weights: Floats, symmetric: bool) -> None:
     grid = Grid(bits=4, size=32, symmetric=symmetric)
-    for found in (nearest(weights, grid), carried(weights, np.eye(40), grid)):
+    for found in (nearest(weights, grid), carried(weights, factor(np.eye(40)), grid)):
         np.testing.assert_allclose(found.values(), weights, rtol=1e-5, atol=1e-35)
 
 
@@ -93,7 +93,7 @@ def test_silent_inputs_and_no_rows() -> None:
     rows = correlated(40)
     rows[:, 7] = 0.0
     for gram in (rows.T @ rows, np.zeros((40, 40))):
-        found = carried(weights, gram, Grid(bits=8, size=16))
+        found = carried(weights, factor(gram), Grid(bits=8, size=16))
         np.testing.assert_allclose(found.values(), weights, atol=0.2)
 
 

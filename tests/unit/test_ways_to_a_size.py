@@ -18,7 +18,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.measuring import measuring
 from onnxgrail.narrowing.searching import narrow_of
 from tests.e2e import nets
-from tests.e2e.test_few_bits import ROWS
+from tests.e2e.rounded import ROWS
 
 SHARE = 0.24
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onnxgrail.algebra.rounding.grid import coded, nearest, searched
-from onnxgrail.algebra.solve.linear import linear
+from onnxgrail.algebra.solve.linear import inverted, linear
 from onnxgrail.algebra.solve.ridge import GROWTHS
 from onnxgrail.core import Floats, Grid, Rounded
 
@@ -18,7 +18,7 @@ Nearest = Callable[[Floats, int | slice], Floats]
 """Returns the nearest numbers that can be stored, of some rows of a matrix."""
 
 
-def carried(weights: Floats, gram: Floats, grid: Grid) -> Rounded:
+def carried(weights: Floats, upper: Floats | None, grid: Grid) -> Rounded:
     """Round a matrix so that its products with the inputs change little.
 
     The inputs are rounded in order. The error of each is made up for by all later ones, by the same update of the
@@ -28,13 +28,12 @@ def carried(weights: Floats, gram: Floats, grid: Grid) -> Rounded:
 
     Args:
         weights: (f, o) the best numbers.
-        gram: (f, f) second moments of the inputs.
+        upper: (f, f) U of the second moments of the inputs, see `factor`.
         grid: the form.
 
     References:
         Frantar et al. 2022, GPTQ, arXiv:2210.17323; Hassibi and Stork 1993, Optimal Brain Surgeon.
     """
-    upper = _factor(gram)
     if upper is None:
         return nearest(weights, grid)
     codes = np.empty(weights.shape, np.uint8)
@@ -56,7 +55,7 @@ def carried(weights: Floats, gram: Floats, grid: Grid) -> Rounded:
 
 def carried_to(weights: Floats, gram: Floats, stored: Nearest) -> Floats:
     """Round a matrix as `carried` does, with scales and zero points that are known; return its numbers (f, o)."""
-    upper = _factor(gram)
+    upper = factor(gram)
     if upper is None:
         return stored(weights, slice(None))
     found = np.empty(weights.shape)
@@ -74,7 +73,7 @@ def _carry(weights: Floats, upper: Floats, panel: int, step: Callable[[int, Floa
 
     Args:
         weights: (f, o).
-        upper: U, see `_factor`.
+        upper: U, see `factor`.
         panel: number of inputs whose errors are applied to later ones at once.
         step: returns the rounded numbers of an input, from its number and all numbers as changed so far.
     """
@@ -95,18 +94,22 @@ def squared_error(difference: Floats, gram: Floats) -> float:
     return float(np.einsum("fo,fo->", difference, linear().product(gram, difference)))
 
 
-def _factor(gram: Floats) -> Floats | None:
-    """Return U with UᵀU = A⁻¹ for the damped second moments A; None if no ridge makes them definite.
+def factor(gram: Floats) -> Floats | None:
+    """Return U with UᵀU = A⁻¹ for the damped second moments A (f, f); None if no ridge makes them definite.
 
-    Inputs that are always zero get the mean second moment.
+    With the order of the inputs turned around, A = L Lᵀ, and U is the inverse of L turned back.  Inputs that are always
+    zero get the mean second moment.
     """
-    mean = float(np.diagonal(gram).mean())
+    powers = np.diagonal(gram)
+    mean = float(powers.mean())
     if not mean > 0.0:
         return None
     for growth in range(GROWTHS + 1):
-        damped = gram + np.diag(np.where(np.diagonal(gram) > 0, DAMPING * 10.0**growth * mean, mean))
+        damped = gram.copy()
+        np.fill_diagonal(damped, powers + np.where(powers > 0, DAMPING * 10.0**growth * mean, mean))
         try:
-            return np.ascontiguousarray(np.linalg.cholesky(linear().inverse(damped)).T)
+            lower = np.asarray(np.linalg.cholesky(damped[::-1, ::-1]), np.float64)
+            return np.ascontiguousarray(inverted(lower)[::-1, ::-1])
         except np.linalg.LinAlgError:
             continue
     return None

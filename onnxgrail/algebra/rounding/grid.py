@@ -7,7 +7,8 @@ import numpy as np
 from onnxgrail.core import Array, Floats, Grid, Rounded
 
 TOGETHER = 8192  # outputs that are rounded at once
-SHRINKS = np.linspace(1.15, 0.55, 25)  # factors of the range that the search of a scale tries
+SHRINKS = np.linspace(1.15, 0.55, 25).tolist()  # factors of the range that the search of a scale tries
+TINY, HUGE = 1e-12, 1e15  # largest numbers between which float32 holds their squared errors, in a third of the time
 STEPS = (0, -1, 1, -1, 1)  # of the zero point, each with a least-squares fit of the scale to the codes
 
 
@@ -25,14 +26,15 @@ def searched(block: Floats, importance: Floats, grid: Grid) -> tuple[Floats, Flo
 
     Args:
         block: (s, n) numbers that share a scale along the first axis.
-        importance: (s,) weights of the squared errors.
+        importance: (s,) positive weights of the squared errors.
         grid: the form.
 
     Returns:
         Scales (n,), never 0 and equal to numbers of the dtype of the grid, and zero points (n,).
     """
-    best = np.full(block.shape[1], np.inf)
-    scale, zero = np.ones(block.shape[1]), np.full(block.shape[1], float(grid.middle))
+    kind = np.float32 if TINY < np.abs(block).max(initial=0.0) < HUGE else np.float64
+    block, importance = block.astype(kind), (importance / importance.max()).astype(kind)
+    best, scale, zero = (np.full_like(block[0], number) for number in (np.inf, 1.0, grid.middle))
     for trial in _ranges(block, grid):
         best = _better(block, importance, grid, trial, (best, scale, zero))
     for step in STEPS if not grid.symmetric else (0, 0):
@@ -41,14 +43,14 @@ def searched(block: Floats, importance: Floats, grid: Grid) -> tuple[Floats, Flo
         power = importance @ np.square(levels)
         fitted = (importance @ (levels * block)) / np.where(power > 0, power, 1.0)
         best = _better(block, importance, grid, (fitted, moved), (best, scale, zero))
-    return scale, zero
+    return scale.astype(np.float64), zero.astype(np.float64)
 
 
 def _ranges(block: Floats, grid: Grid) -> list[tuple[Floats, Floats]]:
     """Return scales and zero points to try, (n,) each."""
     if grid.symmetric:
         end = np.take_along_axis(block, np.abs(block).argmax(axis=0)[None], axis=0)[0]
-        middle = np.full(len(end), float(grid.middle))
+        middle = np.full_like(end, grid.middle)
         return [(sign * shrink * end / grid.middle, middle) for shrink in SHRINKS for sign in (-1, 1)]
     low, high = np.minimum(block.min(axis=0), 0.0), np.maximum(block.max(axis=0), 0.0)
     scales = [shrink * (high - low) / grid.high for shrink in SHRINKS]
@@ -76,7 +78,7 @@ def _better(
 def _stored(scale: Floats, grid: Grid) -> Floats:
     """Return scales as the file holds them."""
     limit = float(np.finfo(grid.dtype).max)
-    return np.clip(scale, -limit, limit).astype(grid.dtype).astype(np.float64)
+    return np.clip(scale, -limit, limit).astype(grid.dtype).astype(scale.dtype)
 
 
 def _safe(scale: Floats) -> Floats:

@@ -26,11 +26,11 @@ from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.entry import Entry
 from onnxgrail.narrowing.bits.sides import own
-from onnxgrail.narrowing.bits.walk import Walk
+from onnxgrail.narrowing.bits.walk import ALONE, Walk
 from onnxgrail.options import WEIGHTS
 
 RANDOM = "there are no calibration data"
-UNMEASURED = "its inputs are not measured"
+UNMEASURED = "inputs are not measured"
 BRANCH = "layers inside branches and loops keep more bits"
 CODED = "a runtime converts it to float when it loads the model"
 
@@ -51,13 +51,13 @@ class Bits:
     form: str = ""
 
     def notes(self) -> list[str]:
-        """Return a note on the form, and one if matrices were rounded to nearest because inputs are not known."""
+        """Return notes on the form, and on matrices that were rounded in a lesser way, with the reasons."""
         told = [self.form] if self.form else []
-        plain = [entry for entry in self.entries if entry.reason.startswith((RANDOM, UNMEASURED))]
-        if not plain:
-            return told
-        why = "; ".join(dict.fromkeys(entry.reason for entry in plain))
-        return [*told, f"{len(plain)} of {len(self.entries)} weights are rounded to nearest: {why}"]
+        for begins, what in ((RANDOM, "rounded to nearest: "), (UNMEASURED, "rounded to nearest: "), (ALONE, "")):
+            whys = [entry.reason for entry in self.entries if entry.reason.startswith(begins)]
+            if whys:
+                told.append(f"{len(whys)} of {len(self.entries)} weights are {what}{'; '.join(dict.fromkeys(whys))}")
+        return told
 
 
 def in_few_bits(

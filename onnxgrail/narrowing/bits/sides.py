@@ -23,6 +23,7 @@ from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.narrowing.best import MEMORY
+from onnxgrail.narrowing.bits.stage import least
 from onnxgrail.narrowing.layers import Stage, Task, stages_of
 from onnxgrail.narrowing.two_networks import Pair, starts_of
 
@@ -101,8 +102,6 @@ def _towards(task: Task, made: Bools) -> Task:
 def stages(slim: Prepared, recipe: Recipe, nodes: Container[str]) -> list[Stage]:
     """Return the matrices whose inputs have second moments, those together that read the same rows and fit into memory.
 
-    A matrix that exceeds the memory alone is a stage of its own.
-
     Args:
         slim: the narrowed model.
         recipe: the cache size, see `memory`.
@@ -127,11 +126,15 @@ def too_large(stage: Stage) -> str:
 
 
 def _parts(stage: Stage, limit: int) -> list[Stage]:
-    """Return the stage, or parts of it, each of as many layers as fit into the memory, but at least one."""
+    """Return the stage, or parts of it, each of as many layers as fit into the memory, but at least one.
+
+    Layers each of which exceeds the memory are together as far as their `least` fits.
+    """
     parts: list[Stage] = []
     for task in stage.tasks:
         longer = Stage((*parts[-1].tasks, task)) if parts else None
-        if longer is not None and longer.memory <= limit:
+        large = longer is not None and min(parts[-1].memory, Stage((task,)).memory) > limit
+        if longer is not None and (least(longer) if large else longer.memory) <= limit:
             parts[-1] = longer
         else:
             parts.append(Stage((task,)))

@@ -25,9 +25,11 @@ from onnxgrail.machine.steps.codec import RECORD
 from onnxgrail.narrowing.bits.entry import Entry
 from onnxgrail.narrowing.bits.fit import Fit
 from onnxgrail.narrowing.bits.sides import Sides, memory, opened, stages, too_large
-from onnxgrail.narrowing.bits.stage import fits_of, record_of
+from onnxgrail.narrowing.bits.stage import fits_of, least, record_of, untargeted
 from onnxgrail.narrowing.bits.store import entry, nearest_matrix, nearest_table
 from onnxgrail.narrowing.layers import Stage
+
+ALONE = "not fitted to the dense network"
 
 
 class Walk:
@@ -54,9 +56,9 @@ class Walk:
             ledger: the decisions that narrowed it.
         """
         limit, found = memory(self._job.recipe), stages(slim, self._job.recipe, self._by_node)
-        todo = [stage for stage in found if stage.memory <= limit]
+        todo = [stage for stage in found if min(stage.memory, least(stage)) <= limit]
         large = [stage for stage in found if stage.memory > limit]
-        self._large = {task.consumer.node: too_large(stage) for stage in large for task in stage.tasks}
+        self._large = {task.consumer.node: too_large(Stage((task,))) for stage in large for task in stage.tasks}
         with opened(prepared, slim, ledger, self._job.recipe) as sides:
             tick = ticking(self._job.progress, "quantizing", len(todo) * len(slim.batches))
             now = sides.untouched
@@ -78,6 +80,7 @@ class Walk:
         """Round the matrices of a stage, given all upstream ones; return the ledger with their new numbers."""
         steps, name = self._job.steps, f"bits {stage.first.position} {stage.first.node}"
         pair, seen, end = sides.pair(stage)
+        seen = untargeted(seen) if stage.first.node in self._large else seen
         sums: list[tuple[Floats, ...]] = []
         if steps.finished([name]):
             pair.skip(seen, now, end, tick)
@@ -97,11 +100,13 @@ class Walk:
             here = replace(now, arrays={}, shifts=shifts)
             shift_biases(self._made.graph, list(matrix.nodes), slim.survey, here)
         rounding = "carried" if one.after < one.before else "nearest"
-        said = entry(matrix.weight, matrix.nodes, grid, rounding, (one.before, one.after))
+        why = f"{ALONE}: {large}" if (large := self._large.get(consumer.node)) else ""
+        said = entry(matrix.weight, matrix.nodes, grid, rounding, (one.before, one.after), why)
         self._store(matrix, one.rounded, said)
         facts = slim.survey.facts
-        array = one.rounded.values() if consumer.inward == 0 else one.rounded.values().T
-        array = np.ascontiguousarray(array.reshape(facts.shapes[consumer.value]).astype(facts.dtypes[consumer.value]))
+        array = one.rounded.values(facts.dtypes[consumer.value])
+        array = array if consumer.inward == 0 else array.T
+        array = np.ascontiguousarray(array.reshape(facts.shapes[consumer.value]))
         array = shelved(array) if in_files(slim.model) else array
         return replace(now, arrays={**now.arrays, consumer.param: array}, shifts={**now.shifts, **shifts})
 
