@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.quantize.noise import read_by
+from onnxgrail.calibration.quantize.noise import last_values, read_by
 from onnxgrail.calibration.quantize.placing import Placing
 from onnxgrail.core import Feed, Floats
 from onnxgrail.graph.bits.exempt import exempted
@@ -61,12 +61,15 @@ class Source:
         return [n for n in self.ready.graph if n.op_type in LAYERS and n.name not in self.never]
 
     def between(self) -> list[ir.Node]:
-        """Return the other nodes that have kernels in 8 bits, and a layer in 8 bits after them."""
+        """Return other nodes that have kernels in 8 bits, a layer in 8 bits after them, and one before every output.
+
+        What reaches an output without a layer, such as scores that were joined with boxes, stays in float.
+        """
         if self.plain:
             return []
-        read = read_by(self.ready, self.layers())
+        read, last = read_by(self.ready, self.layers()), last_values(self.ready, LAYERS)
         found = (n for n in self.ready.graph if n.op_type in BETWEEN and n.outputs[0] in read)
-        return [n for n in found if n.outputs[0].dtype == ir.DataType.FLOAT]
+        return [n for n in found if n.outputs[0].dtype == ir.DataType.FLOAT and not last.intersection(n.outputs)]
 
     def tables(self) -> list[ir.Node]:
         """Return the lookups in constant tables, which have 8 bits, too."""

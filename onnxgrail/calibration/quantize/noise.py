@@ -16,6 +16,7 @@ NOISE = 7e-4  # maximum quantization noise as a share of an activation's energy;
 DROWNED = 0.05  # maximum noise of a channel of the model's last layers, as a share of the channel's variance
 STEPS = 255
 CONVOLUTIONS = ("Conv", "ConvTranspose")
+SIZES = ("Shape", "Size")  # their outputs do not depend on the values of a tensor
 OUTLIERS = "outliers in their inputs"
 MIXED = "outputs of very different sizes, such as boxes and scores"
 
@@ -70,7 +71,8 @@ def exceptions(model: ir.Model, feeds: Iterable[Feed], layers: Collection[str]) 
         for node in model.graph
         if node.op_type in layers
     }
-    writes = {node: node.outputs[0].name or "" for node in _last(model, reads)}
+    last = last_values(model, layers)
+    writes = {node: node.outputs[0].name or "" for node in reads if node.outputs[0] in last}
     axes: dict[str, int | None] = {name: None for names in reads.values() for name in names}
     axes |= {name: 1 if node.op_type in CONVOLUTIONS else -1 for node, name in writes.items()}
     sums: dict[str, _Sums] = {}
@@ -87,10 +89,16 @@ def exceptions(model: ir.Model, feeds: Iterable[Feed], layers: Collection[str]) 
     return {node.name or "": why for node, why in found.items()}
 
 
-def _last(model: ir.Model, layers: Collection[ir.Node]) -> list[ir.Node]:
-    """Return the layers after which no other layer comes."""
-    read = read_by(model, layers)
-    return [node for node in model.graph if node in layers and not any(output in read for output in node.outputs)]
+def last_values(model: ir.Model, layers: Collection[str]) -> set[ir.Value]:
+    """Return the values that reach an output of the model on a way without layers, other ways aside.
+
+    In the heads of some detectors, boxes pass a layer after they were joined with scores; the scores do not.
+    """
+    found = set(model.graph.outputs)
+    for node in reversed(list(model.graph)):
+        if node.op_type not in (*layers, *SIZES) and any(output in found for output in node.outputs):
+            found.update(value for value in node.inputs if value is not None)
+    return found
 
 
 def read_by(model: ir.Model, layers: Collection[ir.Node]) -> set[ir.Value]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.quantize.noise import read_by
+from onnxgrail.calibration.quantize.noise import last_values
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Feed, Floats
 from onnxgrail.graph.bits.exempt import BACK, THERE
@@ -27,8 +27,8 @@ def shares_of(
 ) -> dict[str, float]:
     """Return the shares of ranges by the names of their scales: the largest whose squared error is near the least.
 
-    Ranges that stay as they are, are left out.  So are those of activations that no layer comes after: the largest
-    scores of a detector would all become the same.
+    Ranges that stay as they are, are left out.  So are those of activations with no layer between them and an output:
+    the largest scores of a detector would all become the same.
 
     Args:
         model: the float model.
@@ -39,8 +39,10 @@ def shares_of(
     if not feeds or weight_bytes(model) > LARGEST:
         return {}
     made = model.clone()
-    read = read_by(made, [node for node in made.graph if node.op_type in layers])
-    values = {value.name: value for value in read}
+    last = last_values(made, layers)
+    values = {
+        v.name: v for node in made.graph for v in (*node.inputs, *node.outputs) if v is not None and v not in last
+    }
     share = ir.val(SHARE, ir.DataType.FLOAT, [])
     known = [one for one in ranges if one.tensor in values]
     names = [_error(made.graph, values[one.tensor], one, share) for one in known]
