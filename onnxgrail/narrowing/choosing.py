@@ -72,11 +72,21 @@ class Run:
         """Return the probes that the decision about a block reads: none, or those of squares, rows or products."""
         if block.name not in self.fitted and few_rows(self.recipe, block, self.prepared):
             return tuple(dataclasses.replace(probe, alone=True, few=True) for probe in block.probes)
-        if block.name not in self.fitted or needs_gram(self.recipe, block):
+        if block.name not in self.fitted or (needs_gram(self.recipe, block) and not self._short(block)):
             return block.probes
         if block.ranked or not SELECTORS[self.recipe.selector].needs_data:
             return ()
         return tuple(dataclasses.replace(probe, alone=True) for probe in block.probes)
+
+    def _short(self, block: Block) -> bool:
+        """Return True if rows are too few for `auto` to read products of a block's channels, also if twice as many.
+
+        Rows are estimated: samples may have several lengths.
+        """
+        scorer = SELECTORS[self.recipe.selector]
+        if self.recipe.selector != AUTO or REDUCERS[self.recipe.reducer].needs_data:
+            return False
+        return any(not scorer.enough(2 * rows, width) for rows, width in _rows(block, self.prepared))
 
     def folds(self, blocks: Sequence[Block]) -> bool:
         """Return True if units of some blocks are averaged, which is judged on the activations that it gives."""
@@ -220,8 +230,13 @@ def scarce(block: Block, prepared: Prepared) -> bool:
 
     GRAIL's weights then cannot be compared with others on rows that they were computed from.
     """
+    return any(rows < RICH * width for rows, width in _rows(block, prepared))
+
+
+def _rows(block: Block, prepared: Prepared) -> list[tuple[float, int]]:
+    """Return the rows that are expected of each probe of whole activations, and its features."""
     known = (probe for probe in block.probes if not probe.inside and probe.value in prepared.survey.facts.shapes)
-    return any(rows_of_all(probe, prepared) < RICH * probe.width for probe in known)
+    return [(rows_of_all(probe, prepared), probe.width) for probe in known]
 
 
 def few_rows(recipe: Recipe, block: Block, prepared: Prepared) -> bool:

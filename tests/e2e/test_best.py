@@ -126,6 +126,9 @@ def test_a_block_that_no_fit_helps_says_so() -> None:
         ({"selector": "obs"}, False),
         ({"reducer": "fold-gram"}, False),
         ({"compensate": "grail"}, False),
+        ({"samples": 60}, True),  # `auto` would read them from 8 rows per channel
+        ({"samples": 60, "selector": "obs"}, False),
+        ({"samples": 60, "reducer": "fold-gram"}, False),
     ],
 )
 def test_products_of_channels_are_only_measured_where_something_reads_them(
@@ -141,7 +144,9 @@ def test_products_of_channels_are_only_measured_where_something_reads_them(
     model, _ = net()
     x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float64)
     onnxgrail.compress(
-        model, data={"x": x}, **{"unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False} | choices
+        model,
+        data={"x": x},
+        **{"unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False, "held_out": 0} | choices,
     )
     assert set(asked) == {alone}
 

@@ -36,9 +36,13 @@ class Auto:
         """Return True if a block is narrow enough, so that products of its channels are measured."""
         return all(probe.width <= self.widest for probe in block.probes)
 
+    def enough(self, rows: float, features: int) -> bool:
+        """Return True if there are enough calibration rows for so many features."""
+        return rows >= self.rows * features
+
     def taken(self, view: View) -> str:
         """Return the name of the selector that scores a block."""
-        full = all(stats.gram.ndim == 2 and stats.count >= self.rows * len(stats.gram) for stats in view.stats)
+        full = all(stats.gram.ndim == 2 and self.enough(stats.count, len(stats.gram)) for stats in view.stats)
         return "obs" if full and self.eliminates(view.block) else "wanda"
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
