@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 
 from onnxgrail.algebra.fit import refit as module
 from onnxgrail.algebra.fit.choice import ALPHAS, Choice, Fitted, Rules
+from onnxgrail.algebra.moments.cross import TOGETHER, Pairs, moments_of
 from onnxgrail.algebra.moments.regression import Moments, error, moments, zero_moments
+from onnxgrail.algebra.moments.triangles import unpacked
 from onnxgrail.algebra.solve.ridge import ridge_factor
 from onnxgrail.core import Floats
 
@@ -210,6 +214,31 @@ def test_how_far_ridges_are_searched(gains: list[float], searched: int, likely: 
     assert (seen, choice.likely) == (searched, likely)
 
 
+@pytest.mark.parametrize("alpha", [1e-1, 1e-5])
+def test_float32_sums_give_the_same_fit(alpha: float) -> None:
+    z, t = data(rows=400, features=30, noise=0.5)
+    start = np.random.default_rng(1).normal(size=(30, 3))
+    wide = halves(z, t)
+    single = [replace(f, gram=f.gram.astype(np.float32), cross=f.cross.astype(np.float32)) for f in wide]
+    want, got = (refit(*folds, [start], affine=True, alphas=(alpha,)) for folds in (wide, single))
+    assert (got.alpha, got.weights.dtype) == (alpha, np.float32)
+    assert (got.blend, got.before, got.after) == pytest.approx((want.blend, want.before, want.after), rel=1e-4)
+    np.testing.assert_allclose(got.weights, want.weights, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("features", "kind"), [(1025, np.float32), (1024, np.float64)])
+def test_sums_over_many_rows_leave_in_float32_where_features_are_many(features: int, kind: type) -> None:
+    rng = np.random.default_rng(0)
+    pairs = Pairs(features, 2)
+    z, t = (rng.standard_normal((TOGETHER, width), dtype=np.float32) for width in (features, 2))
+    for _ in range(2):
+        pairs.add(z, t)
+    gram, cross, *small = pairs.drain()
+    made = moments_of(unpacked(gram, features), cross, *small)
+    assert (made.gram.dtype, made.cross.dtype, made.count) == (kind, kind, 2 * TOGETHER)
+    np.testing.assert_allclose(made.cross[:-1], 2 * z.T.astype(np.float64) @ t, rtol=0, atol=1e-2)
+
+
 def test_a_singular_system_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best of the ridges above it is taken."""
     z, t = data(rows=40, noise=0.1)
@@ -219,7 +248,7 @@ def test_a_singular_system_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> N
     least = 5e-3 * np.square(z[np.arange(40) % 4 != 3]).sum() / 5
     seen: list[float] = []
 
-    def factor(gram: Floats, ridge: Floats) -> Any:
+    def factor(gram: Callable[[], Floats], ridge: Floats) -> Any:
         seen.append(float(ridge[0]))
         return None if ridge[0] < least else ridge_factor(gram, ridge)
 

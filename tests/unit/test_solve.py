@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from onnxgrail.algebra.solve import ridge
-from onnxgrail.algebra.solve.ridge import ridge_solve
+from onnxgrail.algebra.solve.linear import Host
+from onnxgrail.algebra.solve.ridge import ridge_factor, ridge_solve, ridge_solver
 from onnxgrail.core import Floats
 from onnxgrail.errors import DataError
 
@@ -39,6 +42,20 @@ def test_float32_is_enough_where_the_ridge_allows_it(ridge: float, kind: type, r
     wide = gram.astype(np.float64) + ridge * np.eye(300)
     want = np.linalg.solve(wide, rhs)
     assert np.vdot(got - want, wide @ (got - want)) <= 1e-7 * np.vdot(want, rhs)
+
+
+def test_a_float32_factor_also_serves_a_correction(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weak ridge of the test above, with one factorization."""
+    factors: list[Any] = []
+    cholesky = Host.cholesky
+    monkeypatch.setattr(Host, "cholesky", lambda self, a: factors.append(a.dtype) or cholesky(self, a))
+    gram, rhs = spd(rng, 300, rank=100).astype(np.float32), rng.standard_normal((300, 40))
+    want = np.linalg.solve(gram.astype(np.float64) + 1e-2 * np.eye(300), rhs)
+    solvers = ridge_factor(gram.copy, 1e-2), ridge_solver(gram.copy, 1e-2)
+    for got in (ridge_solve(gram, rhs, 1e-2)[0], *(solve(rhs) for solve in solvers if solve)):
+        assert got.dtype == np.float64
+        assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+    assert factors == [np.float32] * 3
 
 
 @pytest.mark.parametrize(("mean", "kind"), [(3.0, np.float32), (5.0, np.float64)])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxgrail.algebra.moments.regression import Moments, error_of
+from onnxgrail.algebra.moments.regression import Moments, dot, error_of
 from onnxgrail.algebra.solve.linear import linear
 from onnxgrail.algebra.solve.ridge import Solver
 from onnxgrail.core import Floats
@@ -106,7 +106,7 @@ class Choice:
         first, best = np.inf, np.inf
         targets = judged.targets()
         for number, weights in enumerate(starts):
-            begin = np.concatenate([weights, np.zeros((1, weights.shape[1]))])
+            begin = np.concatenate([weights, np.zeros((1, weights.shape[1]))], dtype=total.gram.dtype)
             product = linear().product(judged.gram, begin)
             gap = error_of(judged.energy, begin, product, targets)
             first = gap if number == 0 else first
@@ -150,8 +150,8 @@ class Choice:
             step = solver(self.all[:, some] - rest)
         else:
             step = solver(self.total.targets(some) - held.targets(some)) - self.start[:, some]
-        self.slopes[number] = np.einsum("fo,fo->", step, rest)
-        self.curves[number] = np.einsum("fo,fo->", step, linear().product(held.gram, step))
+        self.slopes[number] = dot(step, rest)
+        self.curves[number] = dot(step, linear().product(held.gram, step.astype(held.gram.dtype, copy=False)))
 
     def _gains(self) -> tuple[float, Floats]:
         """Return the best step length, and the decrease of each fold's error at that length."""
@@ -197,7 +197,7 @@ class Choice:
         begin, some = 0.0, self._some(MANY)
         for number, held in enumerate(self.judging):
             products = held.targets(some) + self._rest(number, MANY)
-            begin += float(held.energy[some].sum() - np.einsum("fo,fo->", self.start[:, some], products))
+            begin += float(held.energy[some].sum() - dot(self.start[:, some], products))
         gap = self.begin * max(1.0 - float(gains.sum()) / begin, 0.0) if begin > 0.0 else 0.0
         if gap < self.best * (1.0 - self.rules.margin) and (gains > 0.0).all():
             self.best, self.alpha, self.blend = gap, alpha, share

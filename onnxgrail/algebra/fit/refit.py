@@ -125,7 +125,7 @@ def _solvers(
         others = [fold.gram for fold in folds if fold is not held]
         whole, less = (others[0], None) if len(others) == 1 else (total.gram, held.gram)
         gram, ridge = _system(whole, less, alpha, features, rules)
-        found = ridge_factor(gram(), ridge)
+        found = ridge_factor(gram, ridge)
         yield None if found is None else _with_constant(found, rules)
 
 
@@ -141,7 +141,8 @@ def _system(
         features: the number of features that its unit is the mean second moment of.
         rules: whether the constant takes part.
     """
-    squares = np.diagonal(whole) if less is None else np.diagonal(whole) - np.diagonal(less)
+    squares = np.diagonal(whole).astype(np.float64)
+    squares = squares if less is None else squares - np.diagonal(less)
     size = len(whole) if rules.affine else len(whole) - 1
     diagonal = np.full(size, alpha * float(squares[:-1].sum()) / max(features, 1))
     if rules.affine:

@@ -16,7 +16,7 @@ class Pairs:
     """Sums of z zT and z xT, added in the order of the calls, in place.
 
     x are the targets t, or the inputs that t are products of. Products of a few thousand rows are summed in float32,
-    and these sums in float64. As in `gram.Sums`, sums of fewer rows leave in float32 if there are several panels.
+    and these sums in float64. As in `gram.Sums`, the sums leave in float32 if there are several panels.
     """
 
     def __init__(self, features: int, outputs: int) -> None:
@@ -53,9 +53,11 @@ class Pairs:
 
     def drain(self) -> tuple[Floats, ...]:
         """Return the sums, the triangle of z zT first (empty arrays if no rows were added), and reset them."""
-        if self._double or length(self._features) == self._features**2:
+        several = length(self._features) < self._features**2
+        if self._double or not several:
             self.take()
-        sums = self._double or self._single
+        sums = [part.astype(np.float32) for part in self._double] if several and self._double else self._double
+        sums = sums or self._single
         found = (*sums, *self._small) if sums else (np.zeros(0),) * 6
         self._single, self._double, self._small, self._rows = [], [], (), 0
         return found
@@ -70,8 +72,9 @@ def moments_of(gram: Floats, *others: Floats, dense: Array | None = None) -> Mom
         dense: W (inputs, outputs) if the targets are t = Wᵀ x and products with x were summed.
     """
     cross, z_total, x_total, energy, count = others
-    wide = np.empty((len(gram) + 1,) * 2)
+    wide = np.empty((len(gram) + 1,) * 2, gram.dtype)
     wide[:-1, :-1] = gram
     wide[-1, :-1] = wide[:-1, -1] = z_total
     wide[-1, -1] = count[0]
-    return Moments(wide, np.concatenate([cross.reshape(len(gram), -1), x_total[None]]), energy, int(count[0]), dense)
+    cross = np.concatenate([cross.reshape(len(gram), -1), x_total[None]], dtype=gram.dtype)
+    return Moments(wide, cross, energy, int(count[0]), dense)

@@ -14,6 +14,8 @@ from onnxgrail.core import Array, Floats
 class Moments:
     """Sums over rows of z with an appended constant 1, (f + 1,), and of targets t, (o,).
 
+    `gram` and `cross` are float64, or float32 if there are many features.
+
     Attributes:
         gram: sum z zT (f + 1, f + 1).
         cross: sum z tT (f + 1, o), or sum z xT (f + 1, i) if the targets are t = Wᵀ x.
@@ -37,7 +39,7 @@ class Moments:
         """Return sum z tT (f + 1, s) for a slice of the outputs."""
         if self.dense is None:
             return self.cross[:, some]
-        return linear().product(self.cross.astype(self.dense.dtype), self.dense[:, some])
+        return linear().product(self.cross.astype(self.dense.dtype, copy=False), self.dense[:, some])
 
     def within(self, basis: Floats) -> Moments:
         """Return the moments in the coordinates of an orthonormal basis (f, r) of z: Bᵀ z and the constant."""
@@ -74,5 +76,10 @@ def error(sums: Moments, weights: Floats) -> float:
 
 def error_of(energy: Floats, weights: Floats, product: Floats, targets: Floats) -> float:
     """Compute `error` with given `energy`, `gram @ weights` and `targets()`."""
-    quadratic = np.einsum("fo,fo->", weights, product) - 2.0 * np.einsum("fo,fo->", weights, targets)
+    quadratic = dot(weights, product) - 2.0 * dot(weights, targets)
     return max(float(energy.sum() + quadratic), 0.0)
+
+
+def dot(left: Floats, right: Floats) -> float:
+    """Compute the sum of the products of corresponding numbers of two matrices, in float64."""
+    return float(np.einsum("fo,fo->", left, right, dtype=np.float64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnxgrail.errors import DataError
 
 GROWTHS = 6  # most tenfold increases of the ridge before the eigenvalue fallback
 SOME = 16  # columns of a float32 solution that are checked
+ROWS = 256  # of a float32 matrix that are multiplied in float64 at once
 LOSS = 1e-7  # share of the explained squares that a float32 solution may lose
 FLOOR = 1e-10  # smallest eigenvalue that is trusted, as a share of the largest
 
@@ -23,8 +25,9 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float, *, dual: bool = False) ->
     """Compute X = (A + λI)⁻¹ B, in float64, or in float32 if A has that type and the solution is good enough.
 
     A float32 solution X̃ is good if Σ (X̃ − X)ᵀ (A + λI) (X̃ − X) is at most 1e-7 of Σ Xᵀ B, over some columns. For a
-    regression that is the share of the explained squares that X̃ loses. Refining it would take as long as float64.
-    For the `dual` problem, with A = Z Zᵀ and weights Zᵀ X, this share is at most |R|² / Σ (A X)ᵀ B with the residual R.
+    regression that is the share of the explained squares that X̃ loses. For the `dual` problem, with A = Z Zᵀ and
+    weights Zᵀ X, this share is at most |R|² / Σ (A X)ᵀ B with the residual R. An X̃ that is not good is corrected once
+    by the solution for its residual, in float64, and judged again.
 
     Cholesky first; if it fails, λ grows tenfold, at most six times (not from λ = 0); then eigenvalues are raised to
     1e-10 of the largest; then least squares of smallest norm. A Cholesky pivot that is rounding error counts as
@@ -63,35 +66,43 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float, *, dual: bool = False) ->
     return _by_eigenvalues(gram, rhs, lam)
 
 
-def ridge_factor(gram: Floats, ridge: Floats | float = 0.0) -> Solver | None:
+def ridge_factor(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Solver | None:
     """Return a function B -> (A + diag(r))⁻¹ B, to solve for many B; None if the matrix is numerically singular.
 
-    Solutions for unusual B may hold infinities.
+    Systems of float32 are solved in that type where this is good enough, see `ridge_solve`. A solution that is not
+    finite in float64 is replaced by zeros.
 
     Args:
-        gram: A (k, k), which is overwritten.
+        gram: makes A (k, k), which is overwritten; called again for a float32 system.
         ridge: r (k,), or the same value for all.
     """
-    factor = _factor(gram, ridge)
-    return None if factor is None else factor.solve
+    tried = _tried(gram, ridge)
+    if tried is None:
+        return None
+
+    def solve(rhs: Floats) -> Floats:
+        solution = tried(rhs)
+        return np.zeros(rhs.shape) if solution is None else solution
+
+    return solve
 
 
 def ridge_solver(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Solver:
     """Return a function B -> (A + diag(r))⁻¹ B, to solve for many B; singular systems are solved as in `ridge_solve`.
 
     Args:
-        gram: makes A (k, k), which is overwritten; called again for a singular system.
+        gram: makes A (k, k), which is overwritten; called again for a float32 or a singular system.
         ridge: r (k,), or the same value for all.
 
     Raises:
         DataError: A, r or B is not finite.
     """
-    factor = _factor(gram(), ridge)
+    tried = _tried(gram, ridge)
 
     def solve(rhs: Floats) -> Floats:
-        solution = _substituted(factor, rhs) if factor is not None else None
+        solution = None if tried is None else tried(rhs)
         if solution is None:
-            whole = gram()
+            whole = gram().astype(np.float64, copy=False)
             np.einsum("kk->k", whole)[...] += ridge
             solution, _ = ridge_solve(whole, rhs, 0.0)
         return solution
@@ -99,21 +110,68 @@ def ridge_solver(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Sol
     return solve
 
 
-def _single(gram: Floats, rhs: Floats, lam: float, *, dual: bool) -> Floats | None:
-    """Return the solution in float32, or None if some of its columns are not good enough."""
-    factor = _factor(gram.copy(), lam)
-    solution = None if factor is None else _substituted(factor, rhs)
-    if factor is None or solution is None:
+def _tried(gram: Callable[[], Floats], ridge: Floats | float) -> Callable[[Floats], Floats | None] | None:
+    """Return a function like that of `ridge_factor` that returns None for a solution that is not finite."""
+    first = gram()
+    single = first.dtype == np.float32
+    factor = _factor(first, ridge)
+    del first  # its memory holds the factor
+    wide = functools.cache(lambda: _factor(gram().astype(np.float64), ridge) if single else factor)
+    if factor is None and wide() is None:
         return None
+
+    def solve(rhs: Floats) -> Floats | None:
+        if not single:
+            return None if factor is None else _substituted(factor, rhs)
+        solution = None if factor is None else _refined(gram(), rhs, ridge, factor)
+        if solution is None and (double := wide()) is not None:
+            solution = _substituted(double, rhs)
+        return solution
+
+    return solve
+
+
+def _single(gram: Floats, rhs: Floats, lam: float, *, dual: bool) -> Floats | None:
+    """Return the solution that a float32 factor gives, or None if it is not good enough."""
+    factor = _factor(gram.copy(), lam)
+    return None if factor is None else _refined(gram, rhs, lam, factor, dual=dual)
+
+
+def _refined(gram: Floats, rhs: Floats, ridge: Floats | float, factor: Factor, *, dual: bool = False) -> Floats | None:
+    """Return the solution in float32 if some columns are good enough, see `ridge_solve`.
+
+    Otherwise it is corrected once by the solution for its residual, which costs less than a factor in float64.
+
+    Returns:
+        X in float32, or in float64 after the correction; None if it is still not good enough.
+    """
     some = slice(None, None, -(-rhs.shape[1] // SOME) or 1)
-    few, goal = solution[:, some].astype(np.float64), rhs[:, some]
-    product = linear().product(gram, few)
-    rest = goal - lam * few - product
-    if dual:
-        lost, explained = np.vdot(rest, rest), np.vdot(product, goal)
-    else:
-        lost, explained = np.vdot(rest, factor.solve(rest)), np.vdot(few, goal)
-    return solution if lost <= LOSS * explained else None
+    solution = _substituted(factor, rhs)
+    for last in (False, True):
+        if solution is None:
+            break
+        few, goal = solution[:, some].astype(np.float64), rhs[:, some]
+        rest = _residual(gram, few, goal, ridge)
+        if dual:
+            product = goal - rest - ridge * few
+            lost, explained = np.vdot(rest, rest), np.vdot(product, goal)
+        else:
+            lost, explained = np.vdot(rest, factor.solve(rest)), np.vdot(few, goal)
+        if lost <= LOSS * explained:
+            return solution
+        if last:
+            break
+        solution = solution.astype(np.float64)
+        solution += factor.solve(_residual(gram, solution, rhs, ridge))
+    return None
+
+
+def _residual(gram: Floats, solution: Floats, rhs: Floats, ridge: Floats | float) -> Floats:
+    """Compute B − (A + diag(r)) X in float64 for A in float32, a few rows at a time, which stay in the cache."""
+    found = rhs - np.reshape(ridge, (-1, 1)) * solution
+    for first in range(0, len(gram), ROWS):
+        found[first : first + ROWS] -= gram[first : first + ROWS].astype(np.float64) @ solution
+    return found
 
 
 def _cholesky(gram: Floats, rhs: Floats, lam: float) -> Floats | None:

@@ -33,7 +33,8 @@ def again(prepared: Prepared, task: Task, folds: Sequence[Moments], ledger: Ledg
     array = ledger.arrays.get(task.consumer.param)
     if array is None or task.consumer.value not in prepared.survey.facts.stored:
         return ledger
-    wanted, gram = matrix_of(task, array), reduce(Moments.__add__, folds).gram[:-1, :-1]
+    wanted = matrix_of(task, array)
+    gram = reduce(Moments.__add__, folds).gram[:-1, :-1].astype(np.float64, copy=False)
     ways = wanted, carried_to(wanted, gram, _levels(prepared, task, wanted, array).nearest)
     stored = [_levels(prepared, task, numbers, array).nearest(numbers) for numbers in ways]
     best = min(stored, key=lambda numbers: squared_error(numbers - wanted, gram))

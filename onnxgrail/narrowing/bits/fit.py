@@ -108,7 +108,8 @@ def _joined(parts: Sequence[tuple[Fit, float]]) -> Fit:
 
 def _around(total: Moments, *, affine: bool) -> tuple[Floats, Floats]:
     """Return the second moments of the inputs and their mean, to which a bias that may change adapts."""
-    gram, sums = total.gram[:-1, :-1], total.gram[-1, :-1]
+    whole = total.gram.astype(np.float64, copy=False)
+    gram, sums = whole[:-1, :-1], whole[-1, :-1]
     mean = sums / max(total.count, 1)
     return (gram - np.outer(mean, sums) if affine else gram), mean
 
