@@ -188,7 +188,9 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
 
 def _changed(array: Floats, axis: int, index: Ints, basis: Floats) -> Floats:
     front = np.moveaxis(array, axis, 0)
-    front[index] = np.einsum("gcd...,gde->gce...", front[index], basis)
+    rows = front[index]
+    turned = np.swapaxes(basis, 1, 2)[:, None] @ rows.reshape(*index.shape, -1)
+    front[index] = turned.reshape(rows.shape)
     return array
 
 
