@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -248,7 +247,7 @@ def test_a_singular_system_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> N
     least = 5e-3 * np.square(z[np.arange(40) % 4 != 3]).sum() / 5
     seen: list[float] = []
 
-    def factor(gram: Callable[[], Floats], ridge: Floats) -> Any:
+    def factor(gram: Floats, ridge: Floats) -> Any:
         seen.append(float(ridge[0]))
         return None if ridge[0] < least else ridge_factor(gram, ridge)
 

@@ -51,7 +51,7 @@ def test_a_float32_factor_also_serves_a_correction(rng: np.random.Generator, mon
     monkeypatch.setattr(Host, "cholesky", lambda self, a: factors.append(a.dtype) or cholesky(self, a))
     gram, rhs = spd(rng, 300, rank=100).astype(np.float32), rng.standard_normal((300, 40))
     want = np.linalg.solve(gram.astype(np.float64) + 1e-2 * np.eye(300), rhs)
-    solvers = ridge_factor(gram.copy, 1e-2), ridge_solver(gram.copy, 1e-2)
+    solvers = ridge_factor(gram, 1e-2), ridge_solver(gram, 1e-2)
     for got in (ridge_solve(gram, rhs, 1e-2)[0], *(solve(rhs) for solve in solvers if solve)):
         assert got.dtype == np.float64
         assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()

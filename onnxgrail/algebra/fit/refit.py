@@ -7,7 +7,7 @@ less the residual that the narrowed network adds there. So a fit corrects upstre
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -124,15 +124,12 @@ def _solvers(
     for held in folds[-rules.judges :]:
         others = [fold.gram for fold in folds if fold is not held]
         whole, less = (others[0], None) if len(others) == 1 else (total.gram, held.gram)
-        gram, ridge = _system(whole, less, alpha, features, rules)
-        found = ridge_factor(gram, ridge)
+        found = ridge_factor(*_system(whole, less, alpha, features, rules))
         yield None if found is None else _with_constant(found, rules)
 
 
-def _system(
-    whole: Floats, less: Floats | None, alpha: float, features: int, rules: Rules
-) -> tuple[Callable[[], Floats], Floats]:
-    """Return a function that makes the Gram matrix of a system, and its ridges.
+def _system(whole: Floats, less: Floats | None, alpha: float, features: int, rules: Rules) -> tuple[Floats, Floats]:
+    """Return the Gram matrix of a system, a view if all rows count, and its ridges.
 
     Args:
         whole: sum z zT (f + 1, f + 1).
@@ -147,12 +144,8 @@ def _system(
     diagonal = np.full(size, alpha * float(squares[:-1].sum()) / max(features, 1))
     if rules.affine:
         diagonal[-1] = 1e-9 * max(float(squares[-1]), 1.0)  # the constant is not penalized, up to rounding
-
-    def gram() -> Floats:
-        own = whole[:size, :size]
-        return own.copy() if less is None else own - less[:size, :size]
-
-    return gram, diagonal
+    own = whole[:size, :size]
+    return (own if less is None else own - less[:size, :size]), diagonal
 
 
 def _with_constant(inverse: Solver, rules: Rules) -> Solver:

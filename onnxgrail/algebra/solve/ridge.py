@@ -66,14 +66,14 @@ def ridge_solve(gram: Floats, rhs: Floats, lam: float, *, dual: bool = False) ->
     return _by_eigenvalues(gram, rhs, lam)
 
 
-def ridge_factor(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Solver | None:
+def ridge_factor(gram: Floats, ridge: Floats | float = 0.0) -> Solver | None:
     """Return a function B -> (A + diag(r))⁻¹ B, to solve for many B; None if the matrix is numerically singular.
 
     Systems of float32 are solved in that type where this is good enough, see `ridge_solve`. A solution that is not
     finite in float64 is replaced by zeros.
 
     Args:
-        gram: makes A (k, k), which is overwritten; called again for a float32 system.
+        gram: A (k, k), float32 or float64; it must not change while the function is used.
         ridge: r (k,), or the same value for all.
     """
     tried = _tried(gram, ridge)
@@ -87,11 +87,11 @@ def ridge_factor(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Sol
     return solve
 
 
-def ridge_solver(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Solver:
+def ridge_solver(gram: Floats, ridge: Floats | float = 0.0) -> Solver:
     """Return a function B -> (A + diag(r))⁻¹ B, to solve for many B; singular systems are solved as in `ridge_solve`.
 
     Args:
-        gram: makes A (k, k), which is overwritten; called again for a float32 or a singular system.
+        gram: A (k, k), float32 or float64; it must not change while the function is used.
         ridge: r (k,), or the same value for all.
 
     Raises:
@@ -102,7 +102,7 @@ def ridge_solver(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Sol
     def solve(rhs: Floats) -> Floats:
         solution = None if tried is None else tried(rhs)
         if solution is None:
-            whole = gram().astype(np.float64, copy=False)
+            whole = gram.astype(np.float64)
             np.einsum("kk->k", whole)[...] += ridge
             solution, _ = ridge_solve(whole, rhs, 0.0)
         return solution
@@ -110,20 +110,18 @@ def ridge_solver(gram: Callable[[], Floats], ridge: Floats | float = 0.0) -> Sol
     return solve
 
 
-def _tried(gram: Callable[[], Floats], ridge: Floats | float) -> Callable[[Floats], Floats | None] | None:
+def _tried(gram: Floats, ridge: Floats | float) -> Callable[[Floats], Floats | None] | None:
     """Return a function like that of `ridge_factor` that returns None for a solution that is not finite."""
-    first = gram()
-    single = first.dtype == np.float32
-    factor = _factor(first, ridge)
-    del first  # its memory holds the factor
-    wide = functools.cache(lambda: _factor(gram().astype(np.float64), ridge) if single else factor)
+    single = gram.dtype == np.float32
+    factor = _factor(gram.copy(), ridge)
+    wide = functools.cache(lambda: _factor(gram.astype(np.float64), ridge) if single else factor)
     if factor is None and wide() is None:
         return None
 
     def solve(rhs: Floats) -> Floats | None:
         if not single:
             return None if factor is None else _substituted(factor, rhs)
-        solution = None if factor is None else _refined(gram(), rhs, ridge, factor)
+        solution = None if factor is None else _refined(gram, rhs, ridge, factor)
         if solution is None and (double := wide()) is not None:
             solution = _substituted(double, rhs)
         return solution
