@@ -53,8 +53,16 @@ def beside(model: ir.Model) -> Iterator[dict[str, Array]]:
                 continue
             if tensor.dtype in PLAIN and tensor.nbytes >= LARGE:
                 weights[name] = tensor.numpy()
-                shape = ir.Shape(weights[name].shape)
-                value.const_value = ir.ExternalTensor("memory", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+                value.const_value = ir.ExternalTensor(
+                    "memory",
+                    0,
+                    tensor.nbytes,
+                    tensor.dtype,
+                    shape=ir.Shape(weights[name].shape),
+                    name=name,
+                    doc_string=tensor.doc_string,
+                    metadata_props=dict(tensor.metadata_props),
+                )
         yield weights
     finally:
         for name, value in inside.items():

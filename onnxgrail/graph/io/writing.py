@@ -120,13 +120,16 @@ def written_bytes(model: ir.Model, weights: str = "") -> int:
     sizes = {name: array.nbytes for name, array in large.items()}
     sizes |= {v.name or "": held.nbytes for v, held in _weights(model) if isinstance(held, Mapped)}
     apart = _apart(model, proto, weights) if weights else {}
+    whole = {v.name or "": held.raw.ByteSize() for v, held in _weights(model) if isinstance(held, ir.TensorProtoTensor)}
     inside = {name: len(head(_RAW, size)) + size for name, size in sizes.items() if name not in apart}
-    more = sum(inside.values())
+    more = 0
     for tensor in proto.graph.initializer:
         if tensor.name in inside:
             del tensor.external_data[:]
             tensor.ClearField("data_location")
-            more += _longer_head(_INITIALIZER, tensor.ByteSize(), inside[tensor.name])
+            size = tensor.ByteSize()
+            longer = whole[tensor.name] - size if tensor.name in whole else inside[tensor.name]  # as it was read
+            more += longer + _longer_head(_INITIALIZER, size, longer)
     more += _longer_head(_GRAPH, proto.graph.ByteSize(), more)
     ends = 0  # of the weights in a file of their own
     for size in apart.values():
