@@ -114,9 +114,9 @@ def allocate(search: Search) -> Allocation:
         UsageError: a target is out of reach.
     """
     recipe = search.recipe
-    if not search.blocks and not search.rungs:
-        return at_widths(search.prepared, search.blocks, recipe, {}, {})
     target = target_of(recipe)
+    if not search.blocks and not search.rungs:
+        return _as_it_is(search, target)
     if target is not None and target.metric == "latency":
         return _within_time(search, target, measure_of(search.prepared, "latency"))
     metric, measure, limit = _limit(search, target)
@@ -128,11 +128,20 @@ def allocate(search: Search) -> Allocation:
     return answer(search, counted(target, measure, limit, best), best, used)
 
 
+def _as_it_is(search: Search, target: Target | None) -> Allocation:
+    """Return the allocation of a model that loses nothing, with the budget if a size is met nevertheless."""
+    done = at_widths(search.prepared, search.blocks, search.recipe, {}, {})
+    if target is None or target.metric != "size":
+        return done
+    _, measure, limit = _limit(search, target)
+    return replace(done, budget=counted(target, measure, limit, _whole(search))) if measure({}) <= limit else done
+
+
 def _limit(search: Search, target: Target | None) -> tuple[Metric, Measure, float]:
     """Return the metric, its measure, and the limit."""
     prepared, recipe = search.prepared, search.recipe
     if target is not None:
-        measure = measure_of(prepared, target.metric)
+        measure = measure_of(prepared, target.metric, bare=recipe.wants_size)
         return target.metric, measure, target.limit(measure.given)
     if recipe.unit_ratio is None:
         measure = measure_of(prepared, "params")

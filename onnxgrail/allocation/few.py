@@ -93,7 +93,7 @@ def rungs_within(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], 
     target = target_of(recipe)
     if target is None or not rungs or not recipe.chooses_bits or recipe.block_size >= COARSE:
         return rungs, why, recipe
-    measure = measure_of(prepared, "size")
+    measure = measure_of(prepared, "size", bare=recipe.wants_size)
     least = with_bits(measure, rungs, fewest(rungs))
     if least({}) <= target.limit(measure.given):
         return rungs, why, recipe

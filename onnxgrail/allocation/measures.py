@@ -23,6 +23,7 @@ from onnxgrail.graph.cost.spare import surplus
 from onnxgrail.graph.io.model_file import HEAVY, LIMIT, bytes_on_disk, running_bytes, weight_bytes
 from onnxgrail.graph.io.serial import pack, to_bytes
 from onnxgrail.graph.io.writing import written_bytes
+from onnxgrail.graph.notes import note_bytes
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rewrite.interface import between, changed, fit
 from onnxgrail.graph.trace.survey import Ledger
@@ -73,13 +74,20 @@ class Measure:
         return self.before - (whole + ratio * (self.meter.saved({b.name: 0 for b in blocks}) - whole)) / self.per
 
 
-def measure_of(prepared: Prepared, metric: Metric) -> Measure:
-    """Return the measure of parameters, multiply-accumulates per sample or bytes; latency uses multiply-accumulates."""
+def measure_of(prepared: Prepared, metric: Metric, *, bare: bool = False) -> Measure:
+    """Return the measure of parameters, multiply-accumulates per sample or bytes; latency uses multiply-accumulates.
+
+    Args:
+        prepared: the model.
+        metric: which.
+        bare: the file is written without notes of exporters.
+    """
     if metric == "size":
         path = prepared.path
         read = prepared.original
         size = bytes_on_disk(read, path) if path is not None else len(to_bytes(prepared.given, run=False))
         more = 0 if read is prepared.model else weight_bytes(prepared.model) - weight_bytes(read)
+        more -= note_bytes(read) if bare else 0
         return Measure(size, size + more, meter_of(prepared.model, prepared.survey, "bytes"))
     before = _counted(prepared, metric)
     given = counting.parameters(prepared.original) if metric == "params" else prepared.macs / prepared.samples

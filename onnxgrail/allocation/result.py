@@ -92,6 +92,14 @@ class Allocation:
         """Return True if a weight has fewer bits than before."""
         return any(bits < FLOAT for bits in self.bits.values())
 
+    @property
+    def sheds(self) -> bool:
+        """Return True if the file is small enough only because notes of its exporter go."""
+        if self.budget is None or self.budget.target.metric != "size" or self.lowers:
+            return False
+        whole = all(row.kept == row.units for row in self.rounding)
+        return whole and self.budget.found <= self.budget.limit < self.budget.before
+
     def entry(self) -> dict[str, Any]:
         """Return the entry for the report."""
         return {

@@ -52,9 +52,10 @@ class Decision:
 
     @property
     def is_empty(self) -> bool:
-        """Return True if no block loses a unit, no weight a bit, and no search found that all should stay."""
-        found = self.allocation.found
-        return not self.changes and not self.allocation.lowers and (found is None or found.chosen is None)
+        """Return True if no block loses a unit, no weight a bit, and neither a search nor a size says that all stay."""
+        allocation = self.allocation
+        stays = allocation.sheds or (allocation.found is not None and allocation.found.chosen is not None)
+        return not self.changes and not allocation.lowers and not stays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.io import model_file
+from onnxgrail.graph.notes import without_notes
 from onnxgrail.machine.files.paths import check_input, write_text
 from onnxgrail.machine.numerals import whole
 from onnxgrail.machine.plain import SCHEMA, plain
@@ -92,7 +93,8 @@ class Saved:
 def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
     """Append a run to the list of runs in a model's metadata.
 
-    Folders are left out: they depend on the machine, and the same run must give the same bytes everywhere.
+    Folders are left out: they depend on the machine, and the same run must give the same bytes everywhere.  If the size
+    of the file decides, notes of exporters go: they take bytes, and no runtime reads them.
 
     Args:
         model: the model, changed in place.
@@ -103,6 +105,8 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
     choices = {**dataclasses.asdict(recipe), "tokenizer": None, "keep_tokens": ids}
     entry = {"command": command, "version": metadata.version("onnxgrail"), "recipe": plain(choices)}
     model.metadata_props[KEY] = json.dumps([*runs(model), entry], sort_keys=True)
+    if recipe.wants_size:
+        without_notes(model)
 
 
 def shorten(model: ir.Model) -> None:

@@ -16,11 +16,13 @@ from onnxgrail.core import Change, Recipe
 from onnxgrail.graph.flatten.listed import listed_text, unlisted_text
 from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.graph.io.widen import has_bfloat16
+from onnxgrail.graph.notes import note_bytes
 from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
 
 LITTLE = 0.01  # share of what a search minimizes, below which it has saved next to nothing
+NOTED = 2**10  # bytes of notes from which a report tells that they are gone
 MUCH = 1.3  # times what is saved now
 FEW = 16  # samples below which a bound of a loss is loose
 INTERFACE = "caches and states that are inputs and outputs are narrower: feed and read them at their new sizes"
@@ -60,6 +62,7 @@ def notes_of(
         _unjudged(recipe, decision.allocation.found),
         _missed(budget),
         _early(recipe),
+        _shed(prepared, recipe, slim),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
         _clamped(decision.changes),
         _unblocked(prepared, recipe, decision),
@@ -176,6 +179,12 @@ def _early(recipe: Recipe) -> str:
     if recipe.target_size is None or recipe.quantize in ("none", *WEIGHTS):
         return ""
     return f"--target-size counts the file before --quantize {recipe.quantize}, which makes it smaller still"
+
+
+def _shed(prepared: Prepared, recipe: Recipe, slim: ir.Model | None) -> str:
+    """Return a note on what an exporter had noted, which is left out where the size of the file decides."""
+    size = note_bytes(prepared.original) if recipe.wants_size and slim is not None else 0
+    return f"the file leaves out notes of its exporter, such as stack traces: {size:,} bytes" if size > NOTED else ""
 
 
 def _missed(budget: Mapping[str, Any] | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnxgrail.graph.notes import SCOPES
 from onnxgrail.graph.trace.facts import key
 
 QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")  # strings in a printed Python list, written by any tool
@@ -14,7 +15,7 @@ QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")  # strings in a printed Python 
 
 def scope(node: ir.Node) -> str:
     """Return the module path of a node (`encoder.layer.0.intermediate.dense`), or its own name."""
-    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
+    scopes = node.metadata_props.get(SCOPES, "")
     path = [part for quoted in QUOTED.findall(scopes) for part in quoted if part]
     if len(path) > 1:
         return str(path[-2])
