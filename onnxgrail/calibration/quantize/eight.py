@@ -68,7 +68,7 @@ class Source:
         if self.plain:
             return []
         read, last = read_by(self.ready, self.layers()), last_values(self.ready, LAYERS)
-        found = (n for n in self.ready.graph if n.op_type in BETWEEN and n.outputs[0] in read)
+        found = (n for n in self.ready.graph if n.op_type in BETWEEN and not n.domain and n.outputs[0] in read)
         return [n for n in found if n.outputs[0].dtype == ir.DataType.FLOAT and not last.intersection(n.outputs)]
 
     def tables(self) -> list[ir.Node]:

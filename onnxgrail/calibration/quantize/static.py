@@ -28,6 +28,7 @@ MOST = 1 / 3  # share of the conversions of layers alone at which other nodes ge
 SMALLER = 0.95  # share of the bytes below which a model is worth another order of its nodes
 UNMEASURED = "the speed in 8 bits is not measured; the weights have 8 bits"
 SLOWER = "no layer is faster in 8 bits on this machine"
+OTHER = "operators of {} are no standard ones"
 GROUPED = "grouped transposed convolutions have no scale per channel"
 
 
@@ -103,6 +104,7 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
     ready = load(path.read_bytes())
     loud = exceptions(ready, given.feeds, LAYERS)
     never = {node.name or "": GROUPED for node in ready.graph if _grouped(node)}
+    never |= {n.name or "": OTHER.format(n.domain) for n in ready.graph if n.op_type in LAYERS and n.domain}
     never |= {name: why for name, why in loud.items() if why == MIXED}  # a loss over all channels does not see it
     origin = Source(path, ready, loud, never)
     trials = given.trials

@@ -109,9 +109,9 @@ class Weight:
 
     def layer(self) -> ir.Node | None:
         """Return the only layer that reads it, if that can have a bias."""
-        (use, *others) = self.value.uses()
-        fits = not others and use.idx == 1 and use.node.op_type in BIASED and use.node.graph is self.value.graph
-        return use.node if fits else None
+        ((node, slot), *others) = self.value.uses()
+        biased = node.op_type in BIASED and not node.domain
+        return node if biased and slot == 1 and not others and node.graph is self.value.graph else None
 
 
 def lifted(model: ir.Model) -> ir.Model:
