@@ -12,7 +12,7 @@ import numpy as np
 from onnxgrail.algebra.moments.curves import fluctuation
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import Fit, balanced, by_units
-from onnxgrail.allocation.few import Bits, fewest, fixed, given_bits, plain, raised, with_bits
+from onnxgrail.allocation.few import Bits, fewest, given_bits, plain, raised, with_bits
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths, ladders_of
 from onnxgrail.allocation.losses import Search, Way, Ways, evidence, tells
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
@@ -193,7 +193,7 @@ def _within_size(search: Search, target: Target, measure: Measure, limit: float)
     Bits are raised again as far as the size allows.
     """
     measure = with_names(search, measure)
-    if measure.given <= limit and fixed(search.rungs) is None:
+    if measure.given <= limit and search.recipe.chooses_bits:
         return answer(search, counted(target, measure, limit, _whole(search)), _whole(search), search.recipe.allocate)
     used, ways = _ways(search, measure, limit)
     found = [_sized(search, measure, limit, way) for way in ways.found]
@@ -216,7 +216,7 @@ def _sized(search: Search, measure: Measure, limit: float, way: Way) -> tuple[Fi
     best, least = found(bits), fewest(rungs)
     if not best.reached and bits != least:
         bits, best = least, found(least)
-    if best.reached and fixed(rungs) is None:
+    if best.reached and search.recipe.chooses_bits:
         more = raised(rungs, bits, lambda more: with_bits(measure, rungs, more)(best.widths) <= limit)
         real = built(search.prepared, search.recipe, "size", best.widths, more)
         bits = bits if real is not None and real > limit else more
@@ -226,7 +226,7 @@ def _sized(search: Search, measure: Measure, limit: float, way: Way) -> tuple[Fi
 def _ways(search: Search, measure: Measure, limit: float) -> tuple[str, Ways]:
     """Return the name of the schedule, and the ways to choose bits and widths."""
     rungs = search.rungs
-    bits = fixed(rungs)
+    bits = None if search.recipe.chooses_bits else fewest(rungs)
     if bits is None and search.together is not None and search.recipe.allocate in ("auto", "global"):
         few = with_bits(measure, rungs, fewest(rungs))
         even = balanced(search.ladders, schedules.uniform(search.ladders), few, limit, strict=False).widths

@@ -156,11 +156,6 @@ def _coded(model: ir.Model) -> tuple[Rung, ...]:
     return tuple(Rung(one.name, one.array.shape, one.array.nbytes, one.forms()) for one in found)
 
 
-def fixed(rungs: Sequence[Rung]) -> Bits | None:
-    """Return the bits of all weights if there is no choice, else None."""
-    return fewest(rungs) if all(len(rung.forms) == 1 for rung in rungs) else None
-
-
 def fewest(rungs: Sequence[Rung]) -> Bits:
     """Return the fewest bits of every weight."""
     return {rung.weight: rung.least for rung in rungs}

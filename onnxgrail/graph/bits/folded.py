@@ -16,18 +16,9 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.bits.slots import FLOATS, axes_of, slots_of
 from onnxgrail.graph.stored.find import CODES
 
-SLOTS = {
-    "Conv": (1,),
-    "ConvTranspose": (1,),
-    "Gemm": (1,),
-    "MatMul": (0, 1),
-    "Gather": (0,),
-    "LSTM": (1, 2),
-    "GRU": (1, 2),
-    "RNN": (1, 2),
-}
 PASSING = ("Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 BIASED, BIAS = ("Conv", "ConvTranspose", "Gemm"), 2  # layers with a bias, and its slot
 FIXED = {**dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (2,)), "BatchNormalization": (1, 2, 3, 4)}
@@ -46,17 +37,20 @@ class Codes:
         bits: 8 for integers with scales, 16 for half precision.
         axes: the axes along which numbers share a scale.
         name: of the weight.
+        half: its layers compute in half precision.
     """
 
     bits: int
     axes: tuple[int, ...]
     name: str
+    half: bool = False
 
     def bytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of a weight of this shape, with the nodes that convert it."""
         size, more = int(np.prod(shape)), NODES + NAMES * len(self.name)
         if self.bits == HALF:
             return 2 * size + more // 2  # one node of two, and no scales
+        more += more // 2 if self.half else 0
         return size + 4 * (size // max(1, int(np.prod([shape[axis] for axis in self.axes])))) + more
 
     def numbers(self, array: Array) -> Array:
@@ -64,12 +58,12 @@ class Codes:
         if self.bits == HALF:
             return array.astype(np.float16).astype(array.dtype)
         codes, scale = rounded(array, self.axes)
-        return codes * scale
+        return (codes * scale).astype(array.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """A float weight that can be stored in 8 bits.
+    """A float weight, of 16 or 32 bits, that can be stored in 8 bits.
 
     Attributes:
         value: the initializer.
@@ -104,13 +98,20 @@ class Weight:
 
     def forms(self) -> dict[int, Codes]:
         """Return the form by the number of bits, the most bits first; half precision if it can hold the numbers."""
+        if self.half:
+            return {HALF // 2: Codes(HALF // 2, self.axes, self.name, half=True)}
         found = {bits: Codes(bits, self.axes, self.name) for bits in (HALF, HALF // 2)}
         return {bits: form for bits, form in found.items() if bits < HALF or np.abs(self.array).max() <= LARGEST}
 
+    @property
+    def half(self) -> bool:
+        """True if it is stored in half precision."""
+        return self.value.dtype == ir.DataType.FLOAT16
+
     def layer(self) -> ir.Node | None:
-        """Return the only layer that reads it, if that can have a bias."""
+        """Return the only layer that reads it, if that can have a bias in float32."""
         ((node, slot), *others) = self.value.uses()
-        biased = node.op_type in BIASED and not node.domain
+        biased = node.op_type in BIASED and not node.domain and not self.half
         return node if biased and slot == 1 and not others and node.graph is self.value.graph else None
 
 
@@ -124,7 +125,7 @@ def lifted(model: ir.Model) -> ir.Model:
     weights = {
         value
         for node in ir.traversal.RecursiveGraphIterator(made.graph)
-        for slot in (*SLOTS.get(node.op_type, ()), *FIXED.get(node.op_type, ()))
+        for slot in (*slots_of(node), *FIXED.get(node.op_type, ()))
         for value in node.inputs[slot : slot + 1]
     }
     for value in [value for value in made.graph.inputs if value in weights and value.is_initializer()]:
@@ -139,7 +140,7 @@ def weights_of(model: ir.Model) -> list[Weight]:
         for slot, value in enumerate(node.inputs):
             if value is None or value in found or not _plain(value):
                 continue
-            axes = _axes(node, slot, value) if slot in SLOTS.get(node.op_type, ()) else _last(node, value)
+            axes = axes_of(node, slot, value) if slot in slots_of(node) else _last(node, value)
             if axes and _smaller(value, axes) and _only_layers(value):
                 found[value] = Weight(value, axes)
     return [weight for weight in found.values() if np.isfinite(weight.array).all()]
@@ -171,8 +172,12 @@ def folded(
             integers, scale = rounded(array, weight.axes)
             number = place.node("Cast", [place.constant(integers, "8")], ir.AttrInt64("to", int(ir.DataType.FLOAT)))
             number = place.node("Mul", [number, place.constant(scale, "s")])
-            _shift(place, weight, shifts.get(weight.name))
-        elif np.abs(array).max() <= LARGEST:
+            if weight.half:  # scales may be too small for half precision
+                number = place.node("Cast", [number], ir.AttrInt64("to", int(ir.DataType.FLOAT16)))
+                number.type = ir.TensorType(ir.DataType.FLOAT16)
+            else:
+                _shift(place, weight, shifts.get(weight.name))
+        elif np.abs(array).max() <= LARGEST and not weight.half:
             halves = place.constant(array.astype(np.float16), "16")
             number = place.node("Cast", [halves], ir.AttrInt64("to", int(ir.DataType.FLOAT)))
         else:
@@ -209,7 +214,7 @@ def origin(name: str) -> str:
 
 def rounded(array: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
     """Return the codes of an array as int8, and the scales; their product is nearest to the array."""
-    scale = np.abs(array).max(axis=axes, keepdims=True) / np.float32(TOP)
+    scale = np.abs(array).max(axis=axes, keepdims=True).astype(np.float32) / np.float32(TOP)
     scale[scale == 0] = 1
     return np.clip(np.rint(array / scale), -TOP, TOP).astype(np.int8), scale
 
@@ -235,24 +240,10 @@ def is_folded(model: ir.Model) -> bool:
     return False
 
 
-def _axes(node: ir.Node, slot: int, value: ir.Value) -> tuple[int, ...] | None:
-    """Return the axes of a weight that are summed over, or that a lookup takes as a whole; None if it is no weight."""
-    rank = 0 if value.shape is None else len(value.shape)
-    if rank < 2 or value.dtype != ir.DataType.FLOAT:
-        return None
-    if node.op_type in ("Conv", "ConvTranspose"):
-        return tuple(axis for axis in range(rank) if axis != int(node.op_type == "ConvTranspose"))
-    if node.op_type == "Gemm":
-        return (integer(node, "transB"),)
-    if node.op_type == "MatMul":
-        return (rank - 1 - slot,)
-    return None if node.op_type == "Gather" and integer(node, "axis") else (rank - 1,)
-
-
 def _last(node: ir.Node, value: ir.Value) -> tuple[int, ...] | None:
     """Return the last axis of a weight that other nodes take apart or turn before a layer reads it."""
     rank = 0 if value.shape is None else len(value.shape)
-    return (rank - 1,) if node.op_type in PASSING and rank > 1 and value.dtype == ir.DataType.FLOAT else None
+    return (rank - 1,) if node.op_type in PASSING and rank > 1 and value.dtype in FLOATS else None
 
 
 def _plain(value: ir.Value) -> bool:
@@ -265,7 +256,7 @@ def _plain(value: ir.Value) -> bool:
 def _only_layers(value: ir.Value) -> bool:
     """Return True if only layers read a constant as their weights, if need be taken apart or turned before."""
     for node, slot in value.uses():
-        if slot in SLOTS.get(node.op_type, ()):
+        if slot in slots_of(node):
             continue
         others = (other for other in node.inputs if other is not None and other is not value)
         if node.op_type not in PASSING or value.is_graph_output() or not all(_constant(other) for other in others):
@@ -286,7 +277,7 @@ def _constant(value: ir.Value) -> bool:
 def _smaller(value: ir.Value, axes: tuple[int, ...]) -> bool:
     """Return True if a constant takes fewer bytes in 8 bits."""
     assert value.const_value is not None
-    few = Codes(HALF // 2, axes, value.name or "")
+    few = Codes(HALF // 2, axes, value.name or "", half=value.dtype == ir.DataType.FLOAT16)
     return few.bytes(tuple(value.const_value.shape.numpy())) < value.const_value.nbytes
 
 

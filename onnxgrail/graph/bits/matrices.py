@@ -10,7 +10,6 @@ import onnx_ir as ir
 from onnxgrail.core import Grid, Rounded
 from onnxgrail.graph.attributes import MICROSOFT, number
 from onnxgrail.graph.fittable.matrices import LINEAR, WEIGHTED, Matrix, refusal, swept
-from onnxgrail.graph.io.model_file import HALVES
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.stored.packed import BYTE, packed_bits
@@ -109,12 +108,6 @@ def _product(graph: ir.Graph, node: ir.Node) -> ir.Node:
     return made
 
 
-def _in_half(node: ir.Node) -> str:
-    """Return the words for a convolution in half precision: in float32 there is a form."""
-    weight = node.inputs[1] if node.op_type in ("Conv", "ConvTranspose") else None
-    return " in half precision" if weight is not None and weight.dtype in HALVES else ""
-
-
 def unpackable(model: ir.Model, known: Mapping[ir.Node, Matrix], fixed: Collection[str]) -> dict[ir.Node, str]:
     """Return the nodes with constant weights that cannot be stored in a few bits, with the reason.
 
@@ -133,5 +126,5 @@ def unpackable(model: ir.Model, known: Mapping[ir.Node, Matrix], fixed: Collecti
             one = refusal(node, known, fixed)
             found |= {} if one is None else {node: one.reason}
         elif node.op_type in WEIGHTED:
-            found[node] = f"{node.op_type} has no form with a few bits per weight{_in_half(node)}"
+            found[node] = f"{node.op_type} has no form with a few bits per weight"
     return found

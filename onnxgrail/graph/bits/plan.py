@@ -16,6 +16,7 @@ from onnxgrail.errors import ModelError
 from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
 from onnxgrail.graph.bits.folded import origin
 from onnxgrail.graph.bits.matrices import LEAST, stored_bytes, unpackable
+from onnxgrail.graph.bits.slots import FLOATS, slots_of
 from onnxgrail.graph.bits.tables import stored_table_bytes
 from onnxgrail.graph.bits.unpacked import HARDLY, PAIRS_BYTES, UNEVEN, convolutions, node_bytes, saved, whole_blocks
 from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
@@ -35,7 +36,9 @@ INSIDE = "its layers lie inside the body of this {}, where weights keep their bi
 LAST = "a small last layer keeps more bits"
 VECTOR = "its input has one axis"
 CELLS = "recurrent layers keep more bits"
+LAYERS = "fused layers keep more bits"
 RECURRENT = ("LSTM", "GRU", "RNN")
+KEPT_FUSED = ("Attention", "EmbedLayerNormalization", "FusedGemm")
 SMALLER = "it would not get smaller"
 SPARED = "the size leaves room for all of its bits"
 
@@ -187,7 +190,7 @@ def plan_of(
         _check_finite(array, table.weight)
     unpacked, coded = _unpacked(slower, windows if recipe.target != "tensorrt" else (), recipe, bits, left)
     if recipe.target != "tensorrt":
-        coded |= _recurrent(model, recipe, bits)
+        coded |= _converted(model, recipe, bits)
     coded |= {origin(matrix.weight): VECTOR for matrix in vectors if matrix not in {one for one, _ in unpacked}}
     return Plan(
         matrices=tuple(chosen),
@@ -234,17 +237,19 @@ def _unpacked(
     return unpacked, coded
 
 
-def _recurrent(model: ir.Model, recipe: Recipe, bits: Mapping[str, int]) -> dict[str, str]:
-    """Return the weights of recurrent layers in 8 bits with the reason, see `Plan.coded`."""
+def _converted(model: ir.Model, recipe: Recipe, bits: Mapping[str, int]) -> dict[str, str]:
+    """Return the weights of recurrent and fused layers in 8 bits with the reason, see `Plan.coded`."""
     found = {}
     for node in model.graph:
-        for value in node.inputs[1:3] if node.op_type in RECURRENT and not node.domain else ():
-            if value is None or not value.is_initializer() or value.dtype != ir.DataType.FLOAT:
+        fused = node.op_type in KEPT_FUSED
+        for slot in slots_of(node) if fused or (node.op_type in RECURRENT and not node.domain) else ():
+            value = node.inputs[slot] if slot < len(node.inputs) else None
+            if value is None or not value.is_initializer() or value.dtype not in FLOATS:
                 continue
             name = origin(value.name or "")
             few = bits.get(name, FLOAT) if bits else WEIGHTS.get(recipe.quantize, FLOAT)
             if few <= TABLE:
-                found[name] = "" if few == TABLE else CELLS
+                found[name] = "" if few == TABLE else LAYERS if fused else CELLS
     return found
 
 

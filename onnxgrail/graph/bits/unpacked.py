@@ -16,6 +16,7 @@ from onnxgrail.core import Grid, Rounded
 from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.bits.folded import Codes
 from onnxgrail.graph.bits.matrices import LEAST, first, stored_bytes
+from onnxgrail.graph.bits.slots import CONVOLUTIONS, FLOATS, TRANSPOSED
 from onnxgrail.graph.fittable.matrices import LINEAR, WEIGHTED, Matrix, swept
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.ops.tensors.cut import constant
@@ -27,17 +28,17 @@ BITS = 4
 PAIRS = "pairs_of_4_bits"  # name of the table: two numbers per byte, low bits first
 NODES, NAMES = 380, 21  # bytes of the nodes and tensors that replace a weight, and how often they repeat its name
 PAIRS_BYTES = 2**BYTE * (BYTE // BITS) * 4
-KINDS = ("Conv", "ConvTranspose")
 FIRST = "the first layer keeps more bits"
 GROUPED = "groups of channels keep more bits"
-TRANSPOSED = "transposed convolutions keep more bits"
+IN_HALF = "layers in half precision keep more bits"
+TURNED = "transposed convolutions keep more bits"
 UNEVEN = f"its inputs do not divide into even blocks of {LEAST} or more"
 HARDLY = "4 bits would hardly take fewer bytes"
 SHARED = "its weight is no initializer that it alone reads"
 
 
 def convolutions(model: ir.Model) -> list[tuple[ir.Node, Matrix | None, str]]:
-    """Return the convolutions with constant float32 weights, in node order.
+    """Return the convolutions with constant float weights, in node order.
 
     Returns:
         Node; its weight as a matrix (inputs times taps, outputs), or None and the reason why it has more than 4 bits.
@@ -45,10 +46,11 @@ def convolutions(model: ir.Model) -> list[tuple[ir.Node, Matrix | None, str]]:
     found, reached = [], set[ir.Value]()
     for node in model.graph:
         after = any(value in reached for value in node.inputs if value is not None)
-        weight = node.inputs[1] if node.op_type in KINDS and len(node.inputs) > 1 else None
+        weight = node.inputs[1] if node.op_type in CONVOLUTIONS and len(node.inputs) > 1 else None
         tensor = weight.const_value if weight is not None and not in_branch(weight) else None
-        if weight is not None and tensor is not None and tensor.dtype == ir.DataType.FLOAT:
-            kind = TRANSPOSED if node.op_type != "Conv" else GROUPED if integer(node, "group", 1) > 1 else ""
+        if weight is not None and tensor is not None and tensor.dtype in FLOATS:
+            kind = TURNED if node.op_type == TRANSPOSED else GROUPED if integer(node, "group", 1) > 1 else ""
+            kind = kind if tensor.dtype == ir.DataType.FLOAT else IN_HALF
             own = weight.is_initializer() and not weight.is_graph_input() and len(weight.uses()) == 1
             why = kind or ("" if after else FIRST) or ("" if own else SHARED)
             outputs, *inputs = (int(size) for size in tensor.shape.numpy())
