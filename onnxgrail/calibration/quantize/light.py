@@ -12,6 +12,7 @@ from onnxgrail.calibration.quantize.choose import WORTH, Choice, choose
 from onnxgrail.calibration.quantize.shifts import shifts_of
 from onnxgrail.core import Feed, Floats
 from onnxgrail.graph.bits.folded import HALF, Weight, folded, lifted, weights_of
+from onnxgrail.graph.bits.slots import LOOP
 from onnxgrail.graph.flatten.branches import folded as nested
 
 
@@ -40,6 +41,14 @@ class Light:
 def storable(model: ir.Model) -> list[Weight]:
     """Return the weights of a model that can lose bits in this form; flattened branches become branches again."""
     return weights_of(_bare(model))
+
+
+def inside(model: ir.Model) -> list[str]:
+    """Return the names before narrowing of weights that only branches of If and loops read, or that loops carry."""
+    read: dict[bool, set[str | None]] = {False: set(), True: set()}
+    for node in model.graph:
+        read[node.op_type == LOOP].update(value.name for value in node.inputs if value is not None)
+    return [one.origin for one in storable(model) if one.name not in read[False] or one.name in read[True]]
 
 
 def converted(model: ir.Model, bits: Mapping[str, int]) -> list[Weight]:

@@ -16,10 +16,9 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import integer
-from onnxgrail.graph.bits.slots import FLOATS, axes_of, slots_of
+from onnxgrail.graph.bits.slots import axes_of, only_layers, slots_of
 from onnxgrail.graph.stored.find import CODES
 
-PASSING = ("Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 BIASED, BIAS = ("Conv", "ConvTranspose", "Gemm"), 2  # layers with a bias, and its slot
 FIXED = {**dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (2,)), "BatchNormalization": (1, 2, 3, 4)}
 NONE: Mapping[str, Array] = {}
@@ -140,8 +139,8 @@ def weights_of(model: ir.Model) -> list[Weight]:
         for slot, value in enumerate(node.inputs):
             if value is None or value in found or not _plain(value):
                 continue
-            axes = axes_of(node, slot, value) if slot in slots_of(node) else _last(node, value)
-            if axes and _smaller(value, axes) and _only_layers(value):
+            axes = axes_of(node, slot, value)
+            if axes and _smaller(value, axes) and only_layers(value):
                 found[value] = Weight(value, axes)
     return [weight for weight in found.values() if np.isfinite(weight.array).all()]
 
@@ -240,38 +239,11 @@ def is_folded(model: ir.Model) -> bool:
     return False
 
 
-def _last(node: ir.Node, value: ir.Value) -> tuple[int, ...] | None:
-    """Return the last axis of a weight that other nodes take apart or turn before a layer reads it."""
-    rank = 0 if value.shape is None else len(value.shape)
-    return (rank - 1,) if node.op_type in PASSING and rank > 1 and value.dtype in FLOATS else None
-
-
 def _plain(value: ir.Value) -> bool:
     """Return True for a constant that is neither computed nor an input or output of the model."""
     if value.const_value is None or value.producer() is not None or value.graph is None:
         return False
     return value.is_initializer() and not value.is_graph_input() and not value.is_graph_output()
-
-
-def _only_layers(value: ir.Value) -> bool:
-    """Return True if only layers read a constant as their weights, if need be taken apart or turned before."""
-    for node, slot in value.uses():
-        if slot in slots_of(node):
-            continue
-        others = (other for other in node.inputs if other is not None and other is not value)
-        if node.op_type not in PASSING or value.is_graph_output() or not all(_constant(other) for other in others):
-            return False
-        if not _only_layers(node.outputs[0]):
-            return False
-    return not value.is_graph_output()
-
-
-def _constant(value: ir.Value) -> bool:
-    """Return True for a constant, and for what passing nodes make of constants."""
-    maker = value.producer()
-    if maker is None:
-        return value.const_value is not None and not value.is_graph_input()
-    return maker.op_type in PASSING and all(_constant(other) for other in maker.inputs if other is not None)
 
 
 def _smaller(value: ir.Value, axes: tuple[int, ...]) -> bool:

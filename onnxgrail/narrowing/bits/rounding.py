@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.form import as_judged
-from onnxgrail.calibration.quantize.light import converted, light_of, storable
+from onnxgrail.calibration.quantize.light import converted, inside, light_of
 from onnxgrail.core import Recipe, Refusal
 from onnxgrail.graph.bits.folded import HALF, Weight, origin
 from onnxgrail.graph.bits.plan import FLOAT, NONE, NOWHERE, SPARED, TABLE, by_channel, plan_of, with_initializers
@@ -113,7 +113,11 @@ def rounded(
     declare(made, plan, job.recipe)
     old = by_channel(made, job.recipe)
     form = f"opset {opset_of(made)} has no blocks: matrices have 8 bits and a scale per output" if old else ""
-    whys = {**plan.coded, **spared, **(_inside(made) if not bits and job.recipe.target != "tensorrt" else {})}
+    whys = {
+        **plan.coded,
+        **spared,
+        **(dict.fromkeys(inside(made), BRANCH) if not bits and job.recipe.target != "tensorrt" else {}),
+    }
     bits = {**bits, **dict.fromkeys(whys, TABLE)}
     coded = converted(made, bits)  # no matrices in blocks
     entries = tuple(_slower(one, spared) for one in walk.entries())
@@ -124,12 +128,6 @@ def rounded(
         feeds = [] if prepared.batches.synthetic else [fit(feed, ports) for feed in prepared.batches]
         made = light_of(made, feeds).with_bits(bits)
     return Bits(model=made, entries=entries, left=tuple(one for one in left if one.value not in names), form=form)
-
-
-def _inside(model: ir.Model) -> dict[str, str]:
-    """Return the weights that only branches of If and loops read, with the reason for their 8 bits."""
-    read = {value.name for node in model.graph for value in node.inputs if value is not None}
-    return {weight.origin: BRANCH for weight in storable(model) if weight.name not in read}
 
 
 def _slower(entry: Entry, spared: Mapping[str, str]) -> Entry:
