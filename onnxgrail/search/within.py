@@ -54,8 +54,9 @@ def within(task: Task) -> tuple[Widths, Found]:
 
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
         path, best = farthest_of(without, task.limit, bound, late, patience)
-        blocks, _ = split(path.widths(best))
-        if task.search.rungs and task.search.narrows(blocks):
+        reached = min(max((one.steps for one in tried), default=0), len(path))
+        blocks, _ = split(path.widths(reached))
+        if task.search.rungs and task.search.narrows(blocks):  # bits alone may go on where a width ended the path
             alone = without([block.name for block in task.search.blocks])  # bits of weights
             path, best = cheaper((path, best), alone, task.limit, bound, late, patience)
         if not best and task.search.recipe.quantize != "none":
