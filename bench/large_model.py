@@ -1,7 +1,7 @@
 """Compress a language model of any size with random weights in a separate process, and measure its memory.
 
     python -m bench.large_model --size 8G --dtype fp16 --compensate grail
-    python -m bench.large_model --size 2.5G --unit-ratio 0 --quantize int4
+    python -m bench.large_model --size 8G --unit-ratio 0 --quantize int4
 
 The model has the shape of Llama (RMSNorm, rotary positions, causal attention, gated MLP), and its weights are in
 external data, written layer by layer.  Prints one JSON object: seconds, and the peak anonymous and total resident

@@ -53,10 +53,11 @@ class Bits:
     def notes(self) -> list[str]:
         """Return notes on the form, and on matrices that were rounded in a lesser way, with the reasons."""
         told = [self.form] if self.form else []
-        for begins, what in ((RANDOM, "rounded to nearest: "), (UNMEASURED, "rounded to nearest: "), (ALONE, "")):
-            whys = [entry.reason for entry in self.entries if entry.reason.startswith(begins)]
+        nearest = "rounded to nearest: "
+        for begins, what in ((RANDOM, nearest + RANDOM), (UNMEASURED, nearest + UNMEASURED), (ALONE, ALONE)):
+            whys = [e.reason.removeprefix(begins) for e in self.entries if e.reason.startswith(begins)]
             if whys:
-                told.append(f"{len(whys)} of {len(self.entries)} weights are {what}{'; '.join(dict.fromkeys(whys))}")
+                told.append(f"{len(whys)} of {len(self.entries)} weights are {what}{';'.join(dict.fromkeys(whys))}")
         return told
 
 
