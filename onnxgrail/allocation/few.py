@@ -19,6 +19,7 @@ from onnxgrail.graph.bits.folded import HALF, Codes
 from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of, with_initializers
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.io.model_file import weight_bytes
+from onnxgrail.graph.rotate.marked import SECOND
 from onnxgrail.machine.amounts import target_of
 
 Bits = Mapping[str, int]
@@ -35,12 +36,14 @@ class Rung:
         weight: its name.
         shape: of the weight; whole: bytes that it takes now.
         forms: by bits, the most bits first.
+        second: the weight beside it if its layer became two; it has as many bits, or the next number that it can have.
     """
 
     weight: str
     shape: tuple[int, ...]
     whole: int
     forms: Mapping[int, Form | Codes]
+    second: Rung | None = None
 
     @property
     def least(self) -> int:
@@ -52,14 +55,24 @@ class Rung:
         """Return True if the weight has a scale per channel in its fewest bits, or none."""
         return isinstance(self.forms[self.least], Codes)
 
+    @property
+    def both(self) -> tuple[Rung, ...]:
+        """Return the weight and the one beside it."""
+        return (self,) if self.second is None else (self, self.second)
+
     def bytes(self, bits: int) -> int:
         """Return the bytes that the weight takes."""
-        return self.forms[bits].bytes(self.shape) if bits in self.forms else self.whole
+        form = self._form(bits)
+        return self.whole if form is None else form.bytes(self.shape)
 
     def narrowed(self, bits: int, shape: tuple[int, ...]) -> int:
         """Return the bytes that it takes in another shape; a small one keeps its numbers if that takes less."""
-        plain = self.whole * math.prod(shape) // math.prod(self.shape)
-        return min(plain, self.forms[bits].bytes(shape))
+        form, plain = self._form(bits), self.whole * math.prod(shape) // math.prod(self.shape)
+        return plain if form is None else min(plain, form.bytes(shape))
+
+    def _form(self, bits: int) -> Form | Codes | None:
+        """Return the form with so many bits, or the next number of them; None if all stay."""
+        return self.forms.get(min((number for number in self.forms if number >= bits), default=FLOAT))
 
 
 def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]:
@@ -73,7 +86,8 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     if not recipe.chooses_bits:
         plan = plan_of(model, prepared.survey.facts, recipe)
         coded = [rung for rung in _coded(model) if rung.weight in plan.coded and rung.weight not in plan.forms()]
-        return _rungs(model, [plan]) + tuple(replace(rung, forms={TABLE: rung.forms[TABLE]}) for rung in coded), ""
+        coded = [replace(rung, forms={TABLE: rung.forms[TABLE]}) for rung in coded]
+        return _paired([*_rungs(model, [plan]), *coded]), ""
     if is_quantised(model):
         return (), "weights keep their bits: the model is quantized already"
     if recipe.target == "tensorrt" and not recipe.qdq:
@@ -124,7 +138,7 @@ def _every(model: ir.Model, prepared: Prepared, recipe: Recipe) -> tuple[Rung, .
     facts = prepared.survey.facts
     rungs = _rungs(model, [plan_of(model, facts, recipe, {"": level}) for level in LEVELS])
     if recipe.target == "tensorrt":
-        return rungs
+        return _paired(rungs)
     known = {rung.weight for rung in rungs}
     coded = _coded(model)
     halves = {rung.weight: {HALF: rung.forms[HALF]} for rung in coded if rung.weight in known and HALF in rung.forms}
@@ -132,7 +146,14 @@ def _every(model: ir.Model, prepared: Prepared, recipe: Recipe) -> tuple[Rung, .
     four = plan_of(model, facts, recipe, {rung.weight: min(LEVELS) for rung in coded}).in_four() if coded else {}
     more = {name: {form.grid.bits: form} for name, form in four.items()}
     wide = tuple(replace(rung, forms={**halves.get(rung.weight, {}), **rung.forms}) for rung in rungs)
-    return wide + tuple(replace(rung, forms={**rung.forms, **more.get(rung.weight, {})}) for rung in coded)
+    return _paired([*wide, *(replace(rung, forms={**rung.forms, **more.get(rung.weight, {})}) for rung in coded)])
+
+
+def _paired(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
+    """Return the weights, those of layers that became two as one."""
+    known = {rung.weight: rung for rung in rungs}
+    first = [rung for rung in rungs if rung.weight.removesuffix(SECOND) not in known.keys() - {rung.weight}]
+    return tuple(replace(rung, second=known.get(rung.weight + SECOND)) for rung in first)
 
 
 def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:
@@ -164,8 +185,9 @@ def fewest(rungs: Sequence[Rung]) -> Bits:
 def with_bits(measure: Measure, rungs: Sequence[Rung], bits: Bits) -> Measure:
     """Return the measure of a file whose weights have these bits."""
     fewer = [(rung, bits[rung.weight]) for rung in rungs if bits.get(rung.weight, FLOAT) in rung.forms]
-    saved = sum(rung.whole - rung.bytes(few) for rung, few in fewer)
-    return replace(measure, few=Few(saved, {rung.weight: partial(rung.narrowed, few) for rung, few in fewer}))
+    parts = [(part, few) for rung, few in fewer for part in rung.both]
+    saved = sum(part.whole - part.bytes(few) for part, few in parts)
+    return replace(measure, few=Few(saved, {part.weight: partial(part.narrowed, few) for part, few in parts}))
 
 
 def plain(rungs: Sequence[Rung], fits: Callable[[Bits], bool]) -> Bits:

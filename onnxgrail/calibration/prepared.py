@@ -17,7 +17,7 @@ from onnxgrail.calibration.feeds.signature import samples_of, signature_of
 from onnxgrail.calibration.metric import Metric
 from onnxgrail.core import Array, Floats
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.spare import needed
+from onnxgrail.graph.cost.spare import needed, pairs_of
 from onnxgrail.graph.flatten.branches import Route, folded
 from onnxgrail.graph.flatten.listed import NOTHING, Unlisted, relisted
 from onnxgrail.graph.io.model_file import copy
@@ -114,6 +114,14 @@ class Prepared:
         left = self.again(frozenset(used)) if used and self.again is not None else self.baseline
         left = replace(left, survey=named_as(left.survey, self.survey))
         return left if {*names} <= {block.name for block in left.survey.blocks} else self
+
+    def undivided(self) -> Prepared:
+        """Return the model in its other bases, but with each layer that became two as one."""
+        pairs = {pair.basis for pair in pairs_of(self.model, self.survey)}
+        used = self.bases.keys() - pairs
+        if not pairs or (used and self.again is None):
+            return self
+        return self.again(frozenset(used)) if used and self.again is not None else self.baseline
 
     def as_written(self) -> Prepared:
         """Return a copy with the graph as in the file, for code that does not follow channels into branches."""

@@ -57,12 +57,11 @@ def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
     Tables cost multiply-accumulates, so parameters or bytes have to be asked for. Two convolutions cost less than one
     only without many of the channels between them: losses have to tell, not a share that is the same for all blocks.
     They take longer than one with as many multiply-accumulates, so latency must not be what is asked for.
-    Where bits are chosen with widths, a convolution stays one: what both of two cost in few bits is not known before.
     """
     searched = None if recipe.max_loss is None else recipe.minimize
     sized = searched in ("params", "size") or _any(recipe.ratio, recipe.target_params, recipe.target_size)
     asked = sized or searched == "macs" or recipe.target_macs is not None
-    counted = asked and not recipe.counts_bits and _measures(prepared, recipe)
+    counted = asked and _measures(prepared, recipe)
     fits = {"embedding": sized or recipe.widths is not None, "rank": counted or recipe.widths is not None}
     return [kind for kind in _turned(recipe) if fits.get(kind, True)]
 

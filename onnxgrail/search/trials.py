@@ -176,7 +176,7 @@ def _of_bits(task: Task, content: Content, tick: Tick) -> list[Harm]:
     search, steps = task.search, task.search.job.steps.alone()
     if not search.rungs:
         return []
-    prepared = search.prepared
+    prepared = search.prepared.undivided()
     some = _some(prepared, len(search.rungs), replace(task.near, share=0.0), content)
     found = []
     with Judge(prepared.model, some, search.recipe.providers) as judge:

@@ -20,7 +20,9 @@ from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Recipe
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.graph.bits.plan import SPARED, plan_of
+from onnxgrail.graph.rotate.marked import SECOND
 from onnxgrail.narrowing.bits.rounding import CODED
+from onnxgrail.options import KINDS
 from onnxgrail.recipe import storage
 from tests.tiny import feed, tiny
 
@@ -79,6 +81,25 @@ def test_a_dry_run_predicts_the_file(wide: Path, size: str, choices: dict[str, A
     assert not target.exists()
     assert told["model"]["bytes_after"] == written["model"]["bytes_after"] == taken
     assert taken <= written["model"]["budget"]["limit"]
+
+
+def test_a_convolution_becomes_two_in_few_bits(tmp_path: Path) -> None:
+    """Both parts have the bits that were chosen for one, and lose less than narrower blocks do."""
+    lost, kinds = [], tuple(kind for kind in KINDS if kind != "rank")
+    for number, blocks in enumerate((KINDS, kinds)):
+        out = tmp_path / f"{number}.onnx"
+        given: dict[str, Any] = {"data": RESNET.calibration, "held_out": RESNET.heldout, "blocks": blocks}
+        result = onnxgrail.compress(RESNET.model, out, target_size="10%", **given)
+        assert out.stat().st_size <= 0.1 * Path(RESNET.model).stat().st_size
+        report = result.report.data
+        (output,) = report["quantization"]["outputs"]
+        lost.append(output["nmse"])
+        bits = {m["weight"].split("/narrowed")[0]: m["bits"] for m in report["quantization"]["matrices"]}
+        seconds = [name for name in bits if name.endswith(SECOND)]
+        assert bool(seconds) == ("rank" in blocks)
+        assert all(bits[name] >= bits[name.removesuffix(SECOND)] for name in seconds)
+        assert not any(name.endswith(SECOND) for name in report["allocation"]["bits"])
+    assert lost[0] < 0.8 * lost[1]
 
 
 def test_declared_shapes_of_weights_count(tmp_path: Path) -> None:

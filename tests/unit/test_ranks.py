@@ -157,6 +157,33 @@ def test_one_convolution_stays_where_two_cost_more(form: str, counted: Counted) 
                 assert whole == (one <= two)
 
 
+def in_eight(shape: tuple[int, ...]) -> int:
+    """The bytes of a weight in 8 bits, with a scale per channel."""
+    return int(np.prod(shape)) + 4 * shape[0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_in_few_bits_too_the_cheaper_form_counts(form: str) -> None:
+    model = convolved(form)
+    alone = trace(model, observe(model, feed(model)))
+    other, survey, _ = turned(model)
+    meter = meter_of(other, survey, "bytes")
+    before, sizes = eights(other), dict.fromkeys(other.graph.initializers, in_eight)
+    name, (outer,) = ranked(survey), [block.name for block in alone.blocks]
+    for kept in (FEW, 17):
+        one = eights(without(model, alone, {outer: kept}))
+        for between in (FEW, FEW - 1, 20, 3):
+            widths = {outer: kept, name: between}
+            two = eights(without(other, survey, widths))
+            assert before - meter.saved(widths, sizes) == min(one, two), (kept, between)
+
+
+def eights(model: ir.Model) -> int:
+    """The bytes of a model's weights if all have 8 bits."""
+    shapes = [value.shape for value in model.graph.initializers.values()]
+    return sum(in_eight(tuple(shape.numpy())) for shape in shapes if shape is not None)
+
+
 def cost(model: ir.Model, counted: Counted) -> int:
     """The cost of a model, counted on its own."""
     if counted == "macs":

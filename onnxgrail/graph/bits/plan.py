@@ -23,6 +23,7 @@ from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
 from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.flatten.inner import weights_inside
 from onnxgrail.graph.io.opset import opset_of
+from onnxgrail.graph.rotate.marked import SECOND
 from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.options import WEIGHTS
 
@@ -127,6 +128,17 @@ def with_initializers(model: ir.Model) -> ir.Model:
     made = model.clone()
     LiftConstantsToInitializersPass()(made)
     return made
+
+
+def beside(model: ir.Model, bits: Mapping[str, int]) -> dict[str, int]:
+    """Return bits by weight in which a weight beside another, whose layer became two, has as many as that.
+
+    It keeps its numbers where no channel between the two goes: the file then has one layer.
+    """
+    shapes = {origin(name): value.shape for name, value in model.graph.initializers.items() if value.shape is not None}
+    pairs = [(name, name.removesuffix(SECOND), shape) for name, shape in shapes.items() if name.endswith(SECOND)]
+    found = {name: bits[first] for name, first, shape in pairs if first in bits and shape[0] != shape[1]}
+    return {**bits, **found}
 
 
 def plan_of(

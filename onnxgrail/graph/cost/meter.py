@@ -15,6 +15,7 @@ from onnxgrail.graph.cost.spare import Spare, pairs_of, spares
 from onnxgrail.graph.trace.survey import Holding, Survey
 
 Counted = Literal["params", "macs", "bytes"]
+Shapes = tuple[tuple[int, ...], ...]
 Size = Callable[[tuple[int, ...]], int]
 """Returns the bytes of a weight of some shape."""
 WHOLE: Mapping[str, Size] = MappingProxyType({})
@@ -28,14 +29,16 @@ class Part:
     Attributes:
         blocks: numbers of the blocks that affect it, counted from 1 as in `counting.owners`.
         saved: its savings as a function of the mask of removed units.
-        weight: name of the only stored value that it consists of; empty for others.
-        shape: of that value, as a function of the mask.
+        weights: names of the stored values that it consists of if the file may hold them in another form.
+        shapes: of these values, as a function of the mask.
+        resized: its savings, given the bytes of these values, now and with all units.
     """
 
     blocks: tuple[int, ...]
     saved: Callable[[Bools], float]
-    weight: str = ""
-    shape: Callable[[Bools], tuple[int, ...]] = lambda _: ()
+    weights: tuple[str, ...] = ()
+    shapes: Callable[[Bools], Shapes] = lambda _: ()
+    resized: Callable[[Sequence[int], Sequence[int]], float] = lambda now, whole: sum(whole) - sum(now)
 
 
 class Meter:
@@ -53,7 +56,7 @@ class Meter:
         for place, part in enumerate(self._parts):
             for number in part.blocks:
                 self._of[number].append(place)
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[float, tuple[int, ...]]] = {}
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[float, Shapes]] = {}
         self._sums: dict[tuple[int, ...], float] = {}
 
     def saved(self, widths: Mapping[str, int], sizes: Mapping[str, Size] = WHOLE) -> float:
@@ -66,7 +69,8 @@ class Meter:
         numbers = self._numbers(widths)
         if not sizes:
             return self._sum(tuple(numbers))
-        return sum(self._sized(place, numbers, sizes) for place in range(len(self._parts)))
+        whole = self._numbers({})
+        return sum(self._sized(place, numbers, whole, sizes) for place in range(len(self._parts)))
 
     def near(self, block: Block, kept: int, widths: Mapping[str, int]) -> float:
         """Return the savings in the weights and nodes of one block.
@@ -96,21 +100,23 @@ class Meter:
     def _part(self, place: int, kept: Sequence[int]) -> float:
         return self._found(place, kept)[0]
 
-    def _sized(self, place: int, kept: Sequence[int], sizes: Mapping[str, Size]) -> float:
+    def _sized(self, place: int, kept: Sequence[int], full: Sequence[int], sizes: Mapping[str, Size]) -> float:
         """Return the savings of a part that the file may hold in another form."""
-        size = sizes.get(self._parts[place].weight)
-        if size is None:
+        part = self._parts[place]
+        if not part.weights or not sizes.keys() >= {*part.weights}:
             return self._part(place, kept)
-        return size(self._found(place, self._numbers({}))[1]) - size(self._found(place, kept)[1])
+        shapes = (self._found(place, numbers)[1] for numbers in (kept, full))
+        now, whole = ([sizes[name](shape) for name, shape in zip(part.weights, some, strict=False)] for some in shapes)
+        return part.resized(now, whole)
 
-    def _found(self, place: int, kept: Sequence[int]) -> tuple[float, tuple[int, ...]]:
-        """Return the savings of a part, and the shape of its weight."""
+    def _found(self, place: int, kept: Sequence[int]) -> tuple[float, Shapes]:
+        """Return the savings of a part, and the shapes of its weights."""
         part = self._parts[place]
         key = (place, tuple([kept[number] for number in part.blocks]))
         found = self._known.get(key)
         if found is None:
             dead = self._survey.dead(self._survey.blocks[n - 1].ids[kept[n] :] for n in part.blocks)
-            found = self._known[key] = part.saved(dead), part.shape(dead)
+            found = self._known[key] = part.saved(dead), part.shapes(dead)
         return found
 
 
@@ -137,7 +143,13 @@ def without_pairs(model: ir.Model, survey: Survey, widths: Mapping[str, int]) ->
 def _spare(one: Spare, survey: Survey, owner: Ints, counted: Counted) -> Part:
     """Return what is saved where a matrix, or the second one of two convolutions, is left out."""
     units = [labels for node in one.nodes for labels in counting.units_of(node, survey)]
-    return Part(tuple(sorted(counting.owned(owner, units))), lambda dead: one.more(survey, counted, dead))
+    return Part(
+        blocks=tuple(sorted(counting.owned(owner, units))),
+        saved=lambda dead: one.more(survey, counted, dead),
+        weights=one.weights if counted == "bytes" else (),
+        shapes=lambda dead: one.shapes(survey, dead),
+        resized=lambda now, _: one.left_out(now),
+    )
 
 
 def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[Part]:
@@ -151,8 +163,8 @@ def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[Part]:
         return Part(
             blocks=blocks,
             saved=lambda dead: holding.removed(dead)[place],
-            weight=holding.sources[0].name,
-            shape=lambda dead: form.operand.left(form.shape, dead),
+            weights=(holding.sources[0].name,),
+            shapes=lambda dead: (form.operand.left(form.shape, dead),),
         )
 
     return [part(holding) for holding in survey.holdings]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrail.core import Block, Bools, Ints
 from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.rotate.marked import BRIDGE, RANK
+from onnxgrail.graph.rotate.marked import BRIDGE, RANK, SECOND
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Survey
 
@@ -27,12 +27,24 @@ class Bridge:
     node: ir.Node
     nodes: tuple[ir.Node, ...]
 
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Return the name of the matrix."""
+        return (name_of(self.node, 1),)
+
     def more(self, survey: Survey, counted: str, dead: Bools | None) -> int:
         """Return what it costs without the dead units where it is not needed, else 0; see `Pair.more`."""
+        return _cost(self.node, survey, counted, dead) if self.shapes(survey, dead) else 0
+
+    def shapes(self, survey: Survey, dead: Bools | None) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of the matrix where it is not needed, else none."""
         cut = (units for node in self.nodes for units in _units(node, survey))
-        if dead is not None and any(dead[units].any() for units in cut):
-            return 0
-        return _cost(self.node, survey, counted, dead)
+        needed = dead is not None and any(dead[units].any() for units in cut)
+        return () if needed else (counting.operand_shape(self.node, survey, dead, 1),)
+
+    def left_out(self, sizes: Sequence[int]) -> int:
+        """Return the bytes that are left out, given those of the weight by `shapes`."""
+        return sum(sizes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +65,17 @@ class Pair:
         """Return both nodes."""
         return self.first, self.second
 
+    @property
+    def basis(self) -> str:
+        """Return the name of the basis of the channels between them."""
+        return self.second.metadata_props[RANK]
+
+    @property
+    def weights(self) -> tuple[str, str, str]:
+        """Return the names of the weights of both, and of the one that they were."""
+        first, second = (name_of(node, 1) for node in self.nodes)
+        return first, second, second if first.endswith(SECOND) else first
+
     def more(self, survey: Survey, counted: str, dead: Bools | None) -> int:
         """Return what both cost more than the one that they were, without the dead units; 0 if they cost less.
 
@@ -65,11 +88,20 @@ class Pair:
 
     def gain(self, survey: Survey, counted: str, dead: Bools | None) -> int:
         """Return what `more` does, but negative if both cost less."""
-        first, second = (counting.operand_shape(node, survey, dead, 1) for node in self.nodes)
-        between, size = max(first[0], 1), math.prod(second)
-        one = math.prod(first) * size // between**2
+        _, second, one = (math.prod(shape) for shape in self.shapes(survey, dead))
         both = sum(_cost(node, survey, counted, dead) for node in self.nodes)
-        return both - (one * _cost(self.second, survey, counted, dead) // max(size, 1))
+        return both - (one * _cost(self.second, survey, counted, dead) // max(second, 1))
+
+    def shapes(self, survey: Survey, dead: Bools | None) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of the weights, in the order of their names."""
+        first, second = (counting.operand_shape(node, survey, dead, 1) for node in self.nodes)
+        taps = [max(sizes) for sizes in zip(first[2:], second[2:], strict=True)]
+        return first, second, (second[0], first[1], *taps)
+
+    def left_out(self, sizes: Sequence[int]) -> int:
+        """Return the bytes that both take more than the one, given those of all three; 0 if they take less."""
+        first, second, one = sizes
+        return max(first + second - one, 0)
 
 
 Spare = Bridge | Pair

@@ -14,7 +14,17 @@ from onnxgrail.calibration.quantize.form import as_judged
 from onnxgrail.calibration.quantize.light import converted, inside, light_of
 from onnxgrail.core import Recipe, Refusal
 from onnxgrail.graph.bits.folded import HALF, Weight, origin
-from onnxgrail.graph.bits.plan import FLOAT, NONE, NOWHERE, SPARED, TABLE, by_channel, plan_of, with_initializers
+from onnxgrail.graph.bits.plan import (
+    FLOAT,
+    NONE,
+    NOWHERE,
+    SPARED,
+    TABLE,
+    beside,
+    by_channel,
+    plan_of,
+    with_initializers,
+)
 from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy
@@ -103,6 +113,7 @@ def rounded(
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
     """
     ports, slim = between(prepared.model, slim), with_initializers(slim)
+    bits = beside(slim, bits)
     facts = observe(slim, fit(prepared.feed, ports), providers=job.recipe.providers)
     made = copy(slim)
     plan = plan_of(made, facts, job.recipe, bits, spared)
