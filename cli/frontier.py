@@ -20,7 +20,7 @@ COMMON = ("points", "pick", "save_recipes", "data", "most_loss", "minimize", "ou
 @click.argument("out", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
 @options.options_of(
     "frontier",
-    minimize={"help": "Cost in which the points are evenly spread."},
+    minimize={"help": "Cost that falls by a like share from each point to the next."},
     compensate={
         "help": "Compensation of the remaining weights: as in the GRAIL paper (grail), fitted to the original network "
         "(best), where each point costs as much as a run of compress, or none.",

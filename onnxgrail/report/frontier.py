@@ -54,7 +54,7 @@ class Frontier(Saved):
         model: path of the original, or `model`.
         before: costs of the original.
         points: by growing loss; every point can be written as a file.
-        minimize: the cost in which the points are evenly spread.
+        minimize: the cost that falls by a like share from each point to the next.
         crossed: True if every sample was judged by a fit without it; else by samples that no fit has seen.
         choices: of the recipe that all points share.
         calibration: source and samples of the data.

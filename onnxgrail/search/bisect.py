@@ -11,6 +11,7 @@ from onnxgrail.search.path import Path, Paths
 
 FIRST, AIM = 0.6, 0.92  # shares of the limit that the first prediction, which is of a mean, and later ones aim at
 LEAST, MOST = 1e-4, 1e4  # bounds of the measured loss over the predicted one
+CAUTION = 0.5  # share of the room above a candidate that holds, per candidate that failed since
 OTHERS = 4  # most blocks that are left whole because their smallest step alone exceeds the limit
 Judged = Callable[[int], float]
 """Returns the measured bound of the loss after a number of steps."""
@@ -90,8 +91,9 @@ def farthest(
 ) -> int:
     """Return the largest number of steps, of those tried, whose measured loss is within the limit.
 
-    The measured loss over the predicted one is taken as constant at first, and interpolated (log-log) between
-    candidates that hold and that do not afterwards.
+    The measured loss over the predicted one is taken as constant at first. Afterwards it is extrapolated (log-log) from
+    two candidates that do not hold, and interpolated between those that hold and that do not; each candidate that fails
+    after one that holds makes the next step more cautious (Illinois rule), since it would only creep downwards else.
 
     Args:
         path: nested widths with predicted losses.
@@ -136,13 +138,24 @@ def _next(path: Path, limit: float, found: dict[int, float], between: tuple[int,
         rate = min(max(found[last] / max(path.loss(last), 1e-9), LEAST), MOST)
         guess = path.reach(AIM * limit / rate)
         if not good and len(found) > 1:  # a loss that jumps is not predicted: get below the jump while there are tries
-            guess = min(guess, bad // 2)
+            guess = min(guess, max(path.reach(_extrapolated(path, AIM * limit, found)), bad // 2))
     return min(max(guess, good + 1), bad - 1)
+
+
+def _extrapolated(path: Path, aim: float, found: dict[int, float]) -> float:
+    """Return the predicted loss at which the measured one should be `aim`, from the two lowest that were measured."""
+    one, two = sorted(found)[:2]
+    rise = math.log(max(found[two], 1e-9) / max(found[one], 1e-9))
+    run = math.log(max(path.loss(two), 1e-9) / max(path.loss(one), 1e-9))
+    slope = min(rise / run, 1.0) if rise > 0 and run > 0 else 0.0
+    return path.loss(one) * (aim / found[one]) ** (1 / slope) if slope else 0.0
 
 
 def _interpolated(path: Path, aim: float, found: dict[int, float], good: int, bad: int) -> float:
     """Return the predicted loss at which the measured one should be `aim`."""
+    fails = len(found) - 1 - list(found).index(good)
     low, high = (math.log(max(path.loss(n), 1e-9)) for n in (good, bad))
-    first, last = (math.log(max(found[n], 1e-9)) for n in (good, bad))
-    share = (math.log(aim) - first) / (last - first) if last > first else 0.5
+    first, last = (math.log(max(found[n], 1e-9) / aim) for n in (good, bad))
+    first *= CAUTION**fails
+    share = -first / (last - first) if last > first else 0.5
     return math.exp(low + min(max(share, 0.1), 0.9) * (high - low))

@@ -1,9 +1,11 @@
-"""Candidates at places of a path that are evenly spread in cost, each decided, fitted and judged."""
+"""Candidates at places of a path, each a like share of the cost of the one before, decided, fitted and judged."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+
+import numpy as np
 
 from onnxgrail.allocation.few import Bits
 from onnxgrail.allocation.found import Judged
@@ -15,6 +17,8 @@ from onnxgrail.search.candidates import Candidates, Task
 from onnxgrail.search.path import Path
 from onnxgrail.search.trials import paths_within
 from onnxgrail.search.within import BEYOND, PATIENCE, SLACK
+
+TINY = 1e-6  # share of the cost that counts as none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +69,9 @@ def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
 
 
 def spread(path: Path, last: int, count: int) -> tuple[int, ...]:
-    """Return ascending numbers of steps up to `last` whose costs are evenly spread; fewer if steps are few.
+    """Return ascending steps up to `last`, each with a like share of the cost before it; fewer if there are few.
+
+    In equal steps, the last one would take most of what is left of a small file, and most of its quality.
 
     Args:
         path: nested widths.
@@ -75,6 +81,7 @@ def spread(path: Path, last: int, count: int) -> tuple[int, ...]:
     steps = range(1, last + 1)
     if last <= count:
         return tuple(steps)
-    each = (path.before - path.cost(last)) / count
-    places = {min(steps, key=lambda n: abs(path.before - number * each - path.cost(n))) for number in range(1, count)}
+    costs = np.log(np.maximum([path.before, *(path.cost(n) for n in steps)], TINY * path.before))
+    wanted = np.linspace(costs[0], costs[-1], count + 1)[1:-1]
+    places = {1 + int(np.abs(costs[1:] - cost).argmin()) for cost in wanted}
     return tuple(sorted(places | {last}))

@@ -150,6 +150,16 @@ def test_a_loss_that_jumps_does_not_end_at_the_first_step(jump: int) -> None:
     assert jump / 3 <= best <= jump
 
 
+def test_a_loss_that_saturates_is_followed_to_its_limit() -> None:
+    """Far beyond the limit it says little of where it holds: measured on the embedded ResNet, total variation."""
+    numbers = [1, 24, 39, 46, 47, 48, 49, 52, 56]
+    predicted = np.log([1e-4, 0.0048, 0.0153, 0.0336, 0.0381, 0.0504, 0.0723, 0.1577, 0.7137])
+    measured = np.log([2e-4, 0.0094, 0.0476, 0.2217, 0.3561, 0.3894, 0.4388, 0.5618, 0.8])
+    path = steps(np.exp(np.interp(range(1, 57), numbers, predicted)).tolist())
+    best = farthest(path, 0.3, lambda count: float(np.exp(np.interp(count, numbers, measured))), never, NORMAL)
+    assert best in (45, 46)
+
+
 def test_a_search_stops_when_time_is_over() -> None:
     path = steps(np.linspace(0.001, 0.1, 100).tolist())
     tried: list[int] = []

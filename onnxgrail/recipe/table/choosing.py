@@ -32,7 +32,7 @@ REMOVE = (
     Option(
         "points",
         Value(kind="whole", metavar="N", least=1, most=64),
-        "Number of points, evenly spread in cost.",
+        "Number of points; the cost falls by a like share from each to the next.",
         otherwise="10",
         commands=("frontier",),
     ),
