@@ -30,6 +30,7 @@ from onnxgrail.options import Metric
 
 CORRECTIONS = 3
 BLOCKED = 8  # the same for weights in a few bits, whose blocks do not shrink with every channel
+ROOM, ROOMS = 0.01, (1.0, 0.5)  # share of a limit that is left from which more may stay; shares of the room to try
 TIMED = 0.7  # share of the multiply-accumulates near which losses are measured for a latency in milliseconds
 SLIGHT = 0.1  # least share of the units near which losses are measured if bits are chosen, too
 PROVED = 0.5  # share of each block that a proof removes before widths are known
@@ -168,20 +169,34 @@ def _schedule(search: Search, measure: Measure, limit: float) -> tuple[str, Idea
 def _corrected(
     search: Search, metric: Metric, limit: float, measure: Cost, find: Callable[[float], Fit], bits: Bits = NONE
 ) -> Fit:
-    """Find a fit that also holds for the built model, which may be a little larger than counted."""
-    most = limit
-    best = find(most)
+    """Find a fit that also holds for the built model, which may be a little larger than counted.
+
+    Blocks between two convolutions stay whole where one costs less.
+    """
+
+    def paying(most: float) -> Fit:
+        fit = find(most)
+        return replace(fit, widths=search.prepared.paying(fit.widths))
+
+    most, real = limit, None
+    best = paying(most)
     tries = BLOCKED if bits else CORRECTIONS
     for _ in range(tries if target_of(search.recipe) is not None else 0):
         real = built(search.prepared, search.recipe, metric, best.widths, bits) if best.reached else None
         if real is None or real <= limit:
             break
         most = min(limit - max(real - measure(best.widths), 1.0), most - (real - limit) if bits else limit)
-        best = find(most)
-    if best.reached or most == limit:
-        return best
-    real = built(search.prepared, search.recipe, metric, best.widths, bits)
-    return replace(best, reached=real is not None and real <= limit)
+        best = paying(most)
+    if not best.reached and most != limit:
+        real = built(search.prepared, search.recipe, metric, best.widths, bits)
+        return replace(best, reached=real is not None and real <= limit)
+    now = limit if real is None else real
+    for share in ROOMS if now < (1 - ROOM) * limit else ():
+        wider = paying(limit + share * (measure(best.widths) - now))
+        more = built(search.prepared, search.recipe, metric, wider.widths, bits) if wider.reached else None
+        if more is not None and now < more <= limit:
+            return wider
+    return best
 
 
 # --------------------------------------------------------------------------------------------------------- size
@@ -217,9 +232,11 @@ def _sized(search: Search, measure: Measure, limit: float, way: Way) -> tuple[Fi
     if not best.reached and bits != least:
         bits, best = least, found(least)
     if best.reached and search.recipe.chooses_bits:
-        more = raised(rungs, bits, lambda more: with_bits(measure, rungs, more)(best.widths) <= limit)
-        real = built(search.prepared, search.recipe, "size", best.widths, more)
-        bits = bits if real is not None and real > limit else more
+        real = functools.partial(built, search.prepared, search.recipe, "size", best.widths)
+        now = real(bits)
+        room = limit if now is None else limit + with_bits(measure, rungs, bits)(best.widths) - now
+        more = raised(rungs, bits, lambda more: with_bits(measure, rungs, more)(best.widths) <= room)
+        bits = bits if (real(more) or 0.0) > limit else more
     return best, bits
 
 

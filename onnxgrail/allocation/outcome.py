@@ -11,7 +11,6 @@ from onnxgrail.allocation.measures import Measure, built
 from onnxgrail.allocation.result import Allocation, Budget, at_widths
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.bits.plan import NONE
-from onnxgrail.graph.cost.meter import without_pairs
 from onnxgrail.machine.amounts import Target
 
 
@@ -23,15 +22,14 @@ def counted(target: Target | None, measure: Measure, limit: float, fit: Fit) -> 
 
 
 def answer(search: Search, budget: Budget | None, fit: Fit, used: str, bits: Bits = NONE) -> Allocation:
-    """Return the allocation of widths within a budget, where a block between two convolutions may stay whole.
+    """Return the allocation of widths within a budget.
 
     Raises:
         UsageError: the widths do not meet the budget.
     """
     if budget is not None:
         _reachable(search, budget, fit, bits)
-    widths = without_pairs(search.prepared.model, search.prepared.survey, fit.widths)
-    done = at_widths(search.prepared, search.blocks, search.recipe, widths, fit.ideal)
+    done = at_widths(search.prepared, search.blocks, search.recipe, fit.widths, fit.ideal)
     return replace(done, budget=budget, used=used)
 
 

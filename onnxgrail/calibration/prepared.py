@@ -17,6 +17,7 @@ from onnxgrail.calibration.feeds.signature import samples_of, signature_of
 from onnxgrail.calibration.metric import Metric
 from onnxgrail.core import Array, Floats
 from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost.meter import without_pairs
 from onnxgrail.graph.cost.spare import needed, pairs_of
 from onnxgrail.graph.flatten.branches import Route, folded
 from onnxgrail.graph.flatten.listed import NOTHING, Unlisted, relisted
@@ -114,6 +115,10 @@ class Prepared:
         left = self.again(frozenset(used)) if used and self.again is not None else self.baseline
         left = replace(left, survey=named_as(left.survey, self.survey))
         return left if {*names} <= {block.name for block in left.survey.blocks} else self
+
+    def paying(self, widths: Mapping[str, int]) -> dict[str, int]:
+        """Return widths at which what lies between two convolutions is whole where one has fewer parameters."""
+        return without_pairs(self.model, self.survey, widths)
 
     def undivided(self) -> Prepared:
         """Return the model in its other bases, but with each layer that became two as one."""

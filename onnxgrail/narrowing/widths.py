@@ -89,6 +89,7 @@ def _searched(search: Search) -> Allocation:
     spared = {**dict.fromkeys(halves_of(prepared, recipe), MANY), **slow}
     widths, found = within(task_of(search, cost, limit_of(recipe), spared))
     widths, bits = split(widths)
+    widths = prepared.paying(widths)
     found = dataclasses.replace(found, spared=spared)
     done = at_widths(prepared, blocks, recipe, widths, widths)
     return dataclasses.replace(done, used="search", found=found, note=note, bits=bits)

@@ -78,6 +78,7 @@ class Task:
             widths: of blocks, and bits of weights as `bits.step_of` names them.
         """
         (blocks, bits), prepared = split(widths), self.search.prepared
+        blocks = prepared.paying(blocks)
         if self.search.narrows(blocks):
             ledger = self.settle(part, blocks)
         else:  # the result has no other basis either

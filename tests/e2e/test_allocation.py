@@ -184,6 +184,12 @@ def test_a_file_that_needs_more_than_was_counted_is_owned_up_to(tmp_path: Path) 
     assert budget["achieved"] <= 1.03 * budget["limit"]
 
 
+def test_two_convolutions_that_cost_more_than_one_take_nothing_of_a_budget(tmp_path: Path) -> None:
+    data = compressed(DIGITS.model, DIGITS.calibration, tmp_path / "o.onnx", target_params="30%", check=False)
+    budget = data["model"]["budget"]
+    assert 0.98 * budget["limit"] < budget["achieved"] <= budget["limit"]
+
+
 def test_the_same_twice(tmp_path: Path) -> None:
     for name in "ab":
         compressed(DIGITS.model, DIGITS.calibration, tmp_path / name, target_size="60%", allocate="flap")

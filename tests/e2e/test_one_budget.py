@@ -90,7 +90,7 @@ def test_a_convolution_becomes_two_in_few_bits(tmp_path: Path) -> None:
         out = tmp_path / f"{number}.onnx"
         given: dict[str, Any] = {"data": RESNET.calibration, "held_out": RESNET.heldout, "blocks": blocks}
         result = onnxgrail.compress(RESNET.model, out, target_size="10%", **given)
-        assert out.stat().st_size <= 0.1 * Path(RESNET.model).stat().st_size
+        assert 0.099 < out.stat().st_size / Path(RESNET.model).stat().st_size <= 0.1
         report = result.report.data
         (output,) = report["quantization"]["outputs"]
         lost.append(output["nmse"])

@@ -16,7 +16,6 @@ from onnxgrail.allocation.ladders import Cost, Ideal, Widths
 from onnxgrail.allocation.losses import Search, Ways, tells
 from onnxgrail.allocation.measures import Measure
 from onnxgrail.core import Floats
-from onnxgrail.graph.cost.meter import without_pairs
 from onnxgrail.graph.io.model_file import HEAVY
 from onnxgrail.narrowing.searching import task_of
 from onnxgrail.search.bits import cost_of, step_of
@@ -59,7 +58,7 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
 
     def widths(ideal: Ideal) -> Widths:
         found = balanced(ladders, ideal, cost, limit, strict=False).widths
-        return without_pairs(search.prepared.model, search.prepared.survey, found)
+        return search.prepared.paying(found)
 
     even = schedules.uniform(ladders)
     shares = widths(even)
