@@ -105,6 +105,11 @@ class Recipe:
         return self.chooses_bits or (self.target_size is not None and self.quantize in WEIGHTS)
 
     @property
+    def is_tight(self) -> bool:
+        """Return True if new numbers must not make the file exceed a target."""
+        return self.target_params is not None or self.target_size is not None
+
+    @property
     def wants_size(self) -> bool:
         """Return True if the size of the file decides how much is removed."""
         return self.target_size is not None or (self.max_loss is not None and self.minimize == "size")

@@ -64,7 +64,7 @@ class Task:
     @property
     def fresh(self) -> bool:
         """Return True if the fit adds a bias."""
-        return self.affine and self.consumer.room != "bias"
+        return self.affine and self.consumer.room not in ("bias", "shared")
 
     @property
     def rows(self) -> tuple[object, ...]:
@@ -192,19 +192,32 @@ def _asked(task: Task, recipe: Recipe) -> bool:
 
 
 def _task(consumer: Consumer, prepared: Prepared, recipe: Recipe, ledger: Ledger) -> Task:
-    """Return a layer as the ledger leaves it.
-
-    A new node for a bias is allowed only if inputs were lost and no target limits parameters or size.
-    """
-    tight = recipe.target_params is not None or recipe.target_size is not None
+    """Return a layer as the ledger leaves it."""
     shape = prepared.survey.facts.shapes[consumer.value]
     kept, made = (
         ~ledger.dead[consumer.units.get(axis, np.zeros(shape[axis], dtype=np.int64))]
         for axis in (consumer.inward, consumer.outward)
     )
+    room = has_room(consumer, recipe, lost=(not kept.all(), not made.all()))
     bound = consumer.value in prepared.survey.facts.stored  # the bias of a quantized weight is tied to its scales
-    room = consumer.room == "bias" or (not tight and (consumer.room == "slot" or not kept.all()))
-    return Task(consumer=consumer, kept=kept, made=made, affine=room and not bound and "affine" in recipe.fit)
+    return Task(consumer=consumer, kept=kept, made=made, affine=not bound and "affine" in recipe.fit and room)
+
+
+def has_room(consumer: Consumer, recipe: Recipe, *, lost: tuple[bool, bool] = (False, False)) -> bool:
+    """Return True if the bias of a layer may change.
+
+    A new node for a bias is allowed only if inputs were lost and no target limits parameters or size. With such a
+    target, a bias that other nodes read changes only if a copy is made anyway, since outputs were lost.
+
+    Args:
+        consumer: the layer.
+        recipe: has the targets.
+        lost: the layer loses inputs, and outputs.
+    """
+    inputs, outputs = lost
+    if consumer.room in ("bias", "shared"):
+        return consumer.room == "bias" or outputs or not recipe.is_tight
+    return not recipe.is_tight and (consumer.room == "slot" or inputs)
 
 
 def matrix_of(task: Task, array: Array) -> Floats:

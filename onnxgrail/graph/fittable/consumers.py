@@ -16,6 +16,8 @@ from onnxgrail.graph.rewrite.holdings import is_compact
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
 from onnxgrail.graph.trace.survey import Operand, Survey
 
+Room = Literal["bias", "shared", "slot", "none"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Window:
@@ -63,7 +65,8 @@ class Consumer:
         output: the activation it computes; made: the channel axis of the output.
         bias: the bias added inside the node or to its output, (o,), zeros if there is none; inner: it is added inside.
         plain: the output is the product plus a known inner bias, and is not rounded to half precision.
-        room: `bias` if there is a bias, `slot` if the node can take one, `none` if a new node would be needed.
+        room: `bias` if there is a bias of its own, `shared` if other nodes read that bias, too, so that a change needs
+            a copy, `slot` if the node can take one, `none` if a new node would be needed.
         total: the sum of the output (with bias) and a residual, '' if there is none; residual: the other summand.
     """
 
@@ -82,7 +85,7 @@ class Consumer:
     bias: Array
     inner: bool
     plain: bool
-    room: Literal["bias", "slot", "none"]
+    room: Room
     total: str
     residual: str
 
@@ -192,10 +195,17 @@ def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, i
         bias=next((b for b in (bias, added if total else None) if b is not None), np.zeros(width)),
         inner=bias is not None,
         plain=facts.dtypes[output.name or ""].itemsize > 2 and (bias is not None or within is None) and not packed,
-        room="bias" if bias is not None or added is not None else "slot" if node.op_type in BIASED else "none",
+        room=_room(node, within if bias is not None else None if added is None else _beside(output)),
         total=total,
         residual=residual,
     )
+
+
+def _room(node: ir.Node, bias: ir.Value | None) -> Room:
+    """Return the place of new numbers of a layer's bias, see `Consumer`."""
+    if bias is None:
+        return "slot" if node.op_type in BIASED else "none"
+    return "bias" if len(bias.uses()) == 1 else "shared"
 
 
 def _window(node: ir.Node, shape: tuple[int, ...]) -> Window:
@@ -222,9 +232,14 @@ def biased(output: ir.Value, facts: Facts, width: int, *, conv: bool) -> tuple[i
     readers = list(output.uses())
     if conv or len(readers) != 1 or output.is_graph_output() or readers[0].node.op_type != "Add":
         return output, None
-    other = readers[0].node.inputs[1 - readers[0].idx]
-    bias = _constant(other, facts, width)
+    bias = _constant(_beside(output), facts, width)
     return (output, None) if bias is None else (readers[0].node.outputs[0], bias)
+
+
+def _beside(output: ir.Value) -> ir.Value | None:
+    """Return the other summand of the Add that reads an output."""
+    (use,) = output.uses()
+    return use.node.inputs[1 - use.idx]
 
 
 def _added(output: ir.Value, facts: Facts) -> tuple[str, str]:

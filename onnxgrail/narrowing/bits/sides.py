@@ -24,7 +24,7 @@ from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.narrowing.best import MEMORY
 from onnxgrail.narrowing.bits.stage import least
-from onnxgrail.narrowing.layers import Stage, Task, stages_of
+from onnxgrail.narrowing.layers import Stage, Task, has_room, stages_of
 from onnxgrail.narrowing.two_networks import Pair, starts_of
 
 PER_CACHE = 1.5  # bytes that a fit may take, per byte of --cache-budget
@@ -110,7 +110,7 @@ def stages(slim: Prepared, recipe: Recipe, nodes: Container[str]) -> list[Stage]
     limit = memory(recipe)
     found = [c for c in consumers(slim.model, slim.survey) if c.node in nodes]
     nodes_in_order, facts = list(slim.model.graph), slim.survey.facts
-    together = stages_of([_task(_with_bias(c, nodes_in_order[c.position], facts), facts) for c in found])
+    together = stages_of([_task(_with_bias(c, nodes_in_order[c.position], facts), facts, recipe) for c in found])
     return [part for stage in together for part in _parts(stage, limit)]
 
 
@@ -150,11 +150,12 @@ def _with_bias(consumer: Consumer, node: ir.Node, facts: Facts) -> Consumer:
     return replace(consumer, output=last.name or "", bias=bias)
 
 
-def _task(consumer: Consumer, facts: Facts) -> Task:
+def _task(consumer: Consumer, facts: Facts, recipe: Recipe) -> Task:
     shape = facts.shapes[consumer.value]
     kept, made = (np.ones(shape[axis], dtype=bool) for axis in (consumer.inward, consumer.outward))
+    room = consumer.room in ("bias", "shared") and has_room(consumer, recipe)
     consumer = replace(consumer, plain=False)  # so that targets are summed, not products with the dense input
-    return Task(consumer=consumer, kept=kept, made=made, affine=consumer.room == "bias")
+    return Task(consumer=consumer, kept=kept, made=made, affine=room)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,61 @@
+"""Biases that several layers read: a change of one needs a copy, which takes bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import onnxgrail
+from tests.tiny import tiny
+
+ROWS = {"x": np.random.default_rng(1).standard_normal((64, 32)).astype(np.float32)}
+DEPTH = 6
+
+
+def saved(body: list[str], sizes: dict[str, tuple[int, ...]], path: Path) -> Path:
+    """A model that reads `x` and computes `y`."""
+    last = sizes[max(sizes)][-1]
+    model = tiny(f"float[N,32] x => float[N,{last}] y", "\n".join(body), sizes, recorded=False)
+    onnx.save(ir.to_proto(model), path)
+    return path
+
+
+def small(path: Path, **choices: Any) -> tuple[int, dict[str, Any]]:
+    """The bytes of the file, and the report."""
+    target = path.with_name("small.onnx")
+    report = onnxgrail.compress(path, target, data=ROWS, held_out=0, force=True, **choices).report.data
+    assert report["model"]["bytes_after"] == target.stat().st_size
+    return target.stat().st_size, report
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers with one bias, as tools that join equal constants write them."""
+    body, sizes, last = [], {"b": (32,)}, "x"
+    for n in range(DEPTH):
+        end = "y" if n == DEPTH - 1 else f"c{n}"
+        body += [f"a{n} = MatMul({last}, w{n})", f"s{n} = Add(a{n}, b)", f"{end} = Tanh(s{n})"]
+        sizes[f"w{n}"], last = (32, 32), end
+    return saved(body, sizes, tmp_path_factory.mktemp("shared") / "m.onnx")
+
+
+@pytest.mark.parametrize("choices", [{"target_size": "40%"}, {"ratio": 0, "quantize": "int4"}])
+def test_biases_that_layers_share_change_only_where_no_size_limits_them(shared: Path, choices: dict[str, Any]) -> None:
+    size, report = small(shared, **choices)
+    found = onnx.load(shared.with_name("small.onnx"))
+    biases = [tensor.name for tensor in found.graph.initializer if tensor.name.startswith("b")]
+    limited = "target_size" in choices
+    assert size <= report["model"]["budget"]["limit"] if limited else len(biases) > 1
+    assert len(biases) == 1 or not limited
+    assert {one["rounding"] for one in report["quantization"]["matrices"]} == {"carried"}
+
+
+def test_sizes_are_used_up_where_biases_are_shared(shared: Path) -> None:
+    for share in range(25, 60, 5):
+        size, report = small(shared, target_size=f"{share}%")
+        assert size <= report["model"]["budget"]["limit"]
