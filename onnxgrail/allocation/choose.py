@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxgrail.algebra.moments.curves import fluctuation
 from onnxgrail.allocation import schedules
-from onnxgrail.allocation.balance import Fit, balanced, by_units
+from onnxgrail.allocation.balance import PROMISE, Fit, balanced, by_units
 from onnxgrail.allocation.few import Bits, fewest, given_bits, plain, raised, with_bits
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths, ladders_of
 from onnxgrail.allocation.losses import Search, Way, Ways, evidence, tells
@@ -30,7 +30,6 @@ from onnxgrail.options import Metric
 
 CORRECTIONS = 3
 BLOCKED = 8  # the same for weights in a few bits, whose blocks do not shrink with every channel
-ROOM, ROOMS = 0.01, (1.0, 0.5)  # share of a limit that is left from which more may stay; shares of the room to try
 TIMED = 0.7  # share of the multiply-accumulates near which losses are measured for a latency in milliseconds
 SLIGHT = 0.1  # least share of the units near which losses are measured if bits are chosen, too
 PROVED = 0.5  # share of each block that a proof removes before widths are known
@@ -169,7 +168,7 @@ def _schedule(search: Search, measure: Measure, limit: float) -> tuple[str, Idea
 def _corrected(
     search: Search, metric: Metric, limit: float, measure: Cost, find: Callable[[float], Fit], bits: Bits = NONE
 ) -> Fit:
-    """Find a fit that also holds for the built model, which may be a little larger than counted.
+    """Find a fit that also holds for the built model, which may be a little larger or smaller than counted.
 
     Blocks between two convolutions stay whole where one costs less.
     """
@@ -178,24 +177,39 @@ def _corrected(
         fit = find(most)
         return replace(fit, widths=search.prepared.paying(fit.widths))
 
-    most, real = limit, None
-    best = paying(most)
+    most, best = limit, paying(limit)
+    if target_of(search.recipe) is None:
+        return best
+    known: dict[tuple[int, ...], float] = {}
+
+    def off(fit: Fit) -> float:
+        """Return the cost of the built model beyond the counted one; 0 if it is not built."""
+        widths = tuple(fit.widths.values())
+        if widths not in known:
+            real = built(search.prepared, search.recipe, metric, fit.widths, bits)
+            known[widths] = 0.0 if real is None else real - measure(fit.widths)
+        return known[widths]
+
+    def over(fit: Fit) -> float:
+        return measure(fit.widths) + off(fit) - limit
+
     tries = BLOCKED if bits else CORRECTIONS
-    for _ in range(tries if target_of(search.recipe) is not None else 0):
-        real = built(search.prepared, search.recipe, metric, best.widths, bits) if best.reached else None
-        if real is None or real <= limit:
+    for _ in range(tries):
+        if not best.reached or over(best) <= 0:
             break
-        most = min(limit - max(real - measure(best.widths), 1.0), most - (real - limit) if bits else limit)
+        most = min(limit - max(off(best), 1.0), most - over(best) if bits else limit)
         best = paying(most)
-    if not best.reached and most != limit:
-        real = built(search.prepared, search.recipe, metric, best.widths, bits)
-        return replace(best, reached=real is not None and real <= limit)
-    now = limit if real is None else real
-    for share in ROOMS if now < (1 - ROOM) * limit else ():
-        wider = paying(limit + share * (measure(best.widths) - now))
-        more = built(search.prepared, search.recipe, metric, wider.widths, bits) if wider.reached else None
-        if more is not None and now < more <= limit:
-            return wider
+    if not best.reached:
+        best = replace(best, reached=over(best) <= 0)
+    low, high = limit, limit - off(best)
+    for _ in range(tries):  # weights that get so small that they keep their bits
+        if not best.reached or high <= low or over(best) >= -PROMISE * limit:
+            break
+        wider = paying(high)
+        if wider.reached and over(wider) <= 0:
+            best, low, high = wider, high, limit - off(wider)
+        else:
+            high = (low + high) / 2
     return best
 
 
@@ -207,13 +221,14 @@ def _within_size(search: Search, target: Target, measure: Measure, limit: float)
 
     Bits are raised again as far as the size allows.
     """
-    measure = with_names(search, measure)
+    search, measure = with_names(search, measure)
     if measure.given <= limit and search.recipe.chooses_bits:
         return answer(search, counted(target, measure, limit, _whole(search)), _whole(search), search.recipe.allocate)
     used, ways = _ways(search, measure, limit)
     found = [_sized(search, measure, limit, way) for way in ways.found]
     found = [one for one in found if one[0].reached] or found[:1]
     best, bits = found[ways.least([(fit.widths, bits) for fit, bits in found]) if len(found) > 1 else 0]
+    measure = _measured(search, measure, best, bits) if best.reached else measure
     budget = counted(target, with_bits(measure, search.rungs, bits), limit, best)
     return replace(answer(search, budget, best, used, bits), bits=bits)
 
@@ -232,11 +247,10 @@ def _sized(search: Search, measure: Measure, limit: float, way: Way) -> tuple[Fi
     if not best.reached and bits != least:
         bits, best = least, found(least)
     if best.reached and search.recipe.chooses_bits:
-        real = functools.partial(built, search.prepared, search.recipe, "size", best.widths)
-        now = real(bits)
-        room = limit if now is None else limit + with_bits(measure, rungs, bits)(best.widths) - now
-        more = raised(rungs, bits, lambda more: with_bits(measure, rungs, more)(best.widths) <= room)
-        bits = bits if (real(more) or 0.0) > limit else more
+        here = _measured(search, measure, best, bits)
+        more = raised(rungs, bits, lambda more: with_bits(here, rungs, more)(best.widths) <= limit)
+        real = built(search.prepared, search.recipe, "size", best.widths, more)
+        bits = bits if real is not None and real > limit else more
     return best, bits
 
 
@@ -260,13 +274,22 @@ def _whole(search: Search) -> Fit:
     return Fit(full, dict(full), reached=True)
 
 
-def with_names(search: Search, measure: Measure) -> Measure:
-    """Return the measure of a file with the names and nodes that weights in a few bits need."""
+def with_names(search: Search, measure: Measure) -> tuple[Search, Measure]:
+    """Return the search and the measure that count the names and nodes that weights in a few bits need."""
     if not search.rungs:
-        return measure
-    full, least = _whole(search).widths, fewest(search.rungs)
-    real = built(search.prepared, search.recipe, "size", full, least)
-    more = 0.0 if real is None else real - with_bits(measure, search.rungs, least)(full)
+        return search, measure
+    whole, least = _whole(search), fewest(search.rungs)
+    measure = _measured(search, measure, whole, NONE)
+    more = _measured(search, measure, whole, least).before - measure.before
+    each = max(more, 0.0) / len(search.rungs)
+    rungs = tuple(rung.named(each) for rung in search.rungs)
+    return replace(search, rungs=rungs), replace(measure, before=measure.before + min(more, 0.0))
+
+
+def _measured(search: Search, measure: Measure, fit: Fit, bits: Bits) -> Measure:
+    """Return the measure that counts what the built model of a fit takes."""
+    real = built(search.prepared, search.recipe, "size", fit.widths, bits)
+    more = 0.0 if real is None else real - with_bits(measure, search.rungs, bits)(fit.widths)
     return replace(measure, before=measure.before + more)
 
 

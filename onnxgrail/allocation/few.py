@@ -36,6 +36,7 @@ class Rung:
         weight: its name.
         shape: of the weight; whole: bytes that it takes now.
         forms: by bits, the most bits first.
+        names: bytes of names and nodes that it needs with fewer bits.
         second: the weight beside it if its layer became two; it has as many bits, or the next number that it can have.
     """
 
@@ -43,6 +44,7 @@ class Rung:
     shape: tuple[int, ...]
     whole: int
     forms: Mapping[int, Form | Codes]
+    names: float = 0.0
     second: Rung | None = None
 
     @property
@@ -60,15 +62,19 @@ class Rung:
         """Return the weight and the one beside it."""
         return (self,) if self.second is None else (self, self.second)
 
-    def bytes(self, bits: int) -> int:
+    def named(self, names: float) -> Rung:
+        """Return the weight, and the one beside it, with bytes of names and nodes."""
+        return replace(self, names=names, second=None if self.second is None else self.second.named(names))
+
+    def bytes(self, bits: int) -> float:
         """Return the bytes that the weight takes."""
         form = self._form(bits)
-        return self.whole if form is None else form.bytes(self.shape)
+        return self.whole if form is None else form.bytes(self.shape) + self.names
 
-    def narrowed(self, bits: int, shape: tuple[int, ...]) -> int:
+    def narrowed(self, bits: int, shape: tuple[int, ...]) -> float:
         """Return the bytes that it takes in another shape; a small one keeps its numbers if that takes less."""
         form, plain = self._form(bits), self.whole * math.prod(shape) // math.prod(self.shape)
-        return plain if form is None else min(plain, form.bytes(shape))
+        return plain if form is None else min(plain, form.bytes(shape) + self.names)
 
     def _form(self, bits: int) -> Form | Codes | None:
         """Return the form with so many bits, or the next number of them; None if all stay."""

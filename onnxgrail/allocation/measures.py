@@ -40,7 +40,7 @@ class Few:
         sizes: by weight, its bytes as a function of its shape.
     """
 
-    saved: int
+    saved: float
     sizes: Mapping[str, Size]
 
 

@@ -37,7 +37,7 @@ def _reachable(search: Search, budget: Budget, fit: Fit, bits: Bits) -> None:
     if fit.reached:
         return
     real = built(search.prepared, search.recipe, budget.target.metric, fit.widths, bits)
-    budget = replace(budget, found=max(budget.found, real or 0.0))
+    budget = replace(budget, found=budget.found if real is None else real)
     spec, unit = (".3g", " ms") if budget.target.metric == "latency" else (",.0f", "")
     share = f"{budget.found / max(budget.before, 1e-9):.1%}"
     least = f"{budget.found:{spec}}{unit} of {budget.before:{spec}}{unit} ({share})"

@@ -80,7 +80,7 @@ def cheap(prepared: Prepared, blocks: Sequence[Block]) -> bool:
 def _searched(search: Search) -> Allocation:
     """Return the widths that cost least within `max_loss`."""
     prepared, recipe, blocks = search.prepared, search.recipe, search.blocks
-    measure = with_names(search, measure_of(prepared, recipe.minimize, bare=recipe.wants_size))
+    search, measure = with_names(search, measure_of(prepared, recipe.minimize, bare=recipe.wants_size))
     cost: Cost = cost_of(measure, search.rungs) if search.rungs else measure
     note = ""
     if recipe.minimize == "latency":

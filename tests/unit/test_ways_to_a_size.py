@@ -35,7 +35,7 @@ def search() -> Search:
 
 def test_the_second_way_lowers_bits_before_widths(search: Search) -> None:
     assert search.together is not None
-    measure, numbers = with_names(search, measure_of(search.prepared, "size")), set()
+    measure, numbers = with_names(search, measure_of(search.prepared, "size"))[1], set()
     full = {block.name: block.units for block in search.blocks}
     every = fewest(search.rungs)
     for share in (0.1, 0.16, 0.2, 0.24, 0.4, 0.9):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +17,7 @@ from onnxgrail.graph.stored.packed import BYTE, packed_bits
 from onnxgrail.graph.trace.facts import key
 
 LEAST = 16  # weights of the smallest block
+FIELDS, NAMES = 160, 4  # bytes of a node of few bits and its tensors, and how often they repeat the name of its weight
 
 
 def stored_bytes(inputs: int, outputs: int, grid: Grid) -> int:
@@ -23,6 +25,16 @@ def stored_bytes(inputs: int, outputs: int, grid: Grid) -> int:
     blocks = grid.blocks(inputs)
     zeros = 0 if grid.symmetric else -(-blocks * grid.bits // BYTE)
     return outputs * (blocks * (grid.size * grid.bits // BYTE + grid.dtype.itemsize) + zeros)
+
+
+def least_padding(inputs: int, outputs: int, grid: Grid) -> Grid:
+    """Return a form with smaller blocks if that takes less: the kernel pads the last block."""
+    while grid.size > LEAST:
+        half = replace(grid, size=grid.size // 2)
+        if stored_bytes(inputs, outputs, half) >= stored_bytes(inputs, outputs, grid):
+            break
+        grid = half
+    return grid
 
 
 def pack(graph: ir.Graph, matrix: Matrix, rounded: Rounded, accuracy: int) -> None:
@@ -106,6 +118,11 @@ def _product(graph: ir.Graph, node: ir.Node) -> ir.Node:
     node.replace_input_with(0, made.outputs[0])
     node.replace_input_with(1, bias)
     return made
+
+
+def name_bytes(weight: str) -> int:
+    """Return the bytes of names, shapes and attributes that a weight needs in a few bits, besides its numbers."""
+    return FIELDS + NAMES * len(weight)
 
 
 def unpackable(model: ir.Model, known: Mapping[ir.Node, Matrix], fixed: Collection[str]) -> dict[ir.Node, str]:

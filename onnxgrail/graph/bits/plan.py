@@ -15,7 +15,7 @@ from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
 from onnxgrail.graph.bits.folded import origin
-from onnxgrail.graph.bits.matrices import LEAST, stored_bytes, unpackable
+from onnxgrail.graph.bits.matrices import LEAST, least_padding, name_bytes, stored_bytes, unpackable
 from onnxgrail.graph.bits.slots import FLOATS, slots_of
 from onnxgrail.graph.bits.tables import stored_table_bytes
 from onnxgrail.graph.bits.unpacked import HARDLY, PAIRS_BYTES, UNEVEN, convolutions, node_bytes, saved, whole_blocks
@@ -52,7 +52,7 @@ class Form:
         grid: of its numbers.
         padded: the last block is stored in full.
         turned: its inputs are along the second axis, and the axes after it.
-        more: bytes of the nodes that convert it.
+        more: bytes of names, and of nodes that convert it.
     """
 
     grid: Grid
@@ -64,8 +64,8 @@ class Form:
         """Return the bytes of a weight of this shape."""
         inputs, outputs = (math.prod(shape[1:]), shape[0])[:: 1 if self.turned else -1]
         if self.padded:
-            return stored_bytes(inputs, outputs, self.grid) + self.more
-        return stored_table_bytes(outputs, inputs, self.grid)
+            return stored_bytes(inputs, outputs, least_padding(inputs, outputs, self.grid)) + self.more
+        return stored_table_bytes(outputs, inputs, self.grid) + self.more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -89,8 +89,13 @@ class Plan:
 
     def forms(self) -> dict[str, Form]:
         """Return the form of each weight."""
-        matrices = {m.weight: Form(grid, padded=not self.standard, turned=m.turned) for m, grid in self.matrices}
-        return matrices | self.in_four() | {t.weight: Form(grid, padded=False, turned=True) for t, grid in self.tables}
+        matrices = {m.weight: self._form(m.weight, grid, turned=m.turned) for m, grid in self.matrices}
+        tables = {t.weight: self._form(t.weight, grid, turned=True, table=True) for t, grid in self.tables}
+        return matrices | self.in_four() | tables
+
+    def _form(self, weight: str, grid: Grid, *, turned: bool, table: bool = False) -> Form:
+        padded = not self.standard and not table
+        return Form(grid, padded=padded, turned=turned, more=name_bytes(weight))
 
     def in_four(self) -> dict[str, Form]:
         """Return the form of each weight in 4 bits that a runtime converts."""
@@ -185,7 +190,7 @@ def plan_of(
         if vector and not why and few <= TABLE:
             vectors.append(matrix)
         why = why or slow
-        if why or grid is None or stored_bytes(matrix.inputs, matrix.outputs, grid) >= array.nbytes:
+        if why or grid is None or stored_bytes(matrix.inputs, matrix.outputs, grid) >= _cap(matrix.weight, array, bits):
             left |= {node: left.get(node, why or SMALLER) for node in matrix.nodes}
             continue
         chosen.append((matrix, grid))
@@ -195,7 +200,7 @@ def plan_of(
         few = bits.get(origin(table.weight), least if bits else TABLE)
         grid = _of_rows(array, few) if recipe.qdq else _of_blocks(table, array, recipe, few)
         why = _why(array.T, grid) or spared.get(origin(table.weight), "")
-        if why or grid is None or stored_table_bytes(len(array), array.shape[1], grid) >= array.nbytes:
+        if why or grid is None or stored_table_bytes(len(array), len(array.T), grid) >= _cap(table.weight, array, bits):
             left |= dict.fromkeys((*table.lookups, *table.products), why or SMALLER)
             continue
         rows.append((table, grid))
@@ -288,12 +293,7 @@ def _grid(array: Array, recipe: Recipe, bits: int, *, whole: bool) -> Grid | Non
             return None
         grid = replace(grid, size=grid.size // 2)
     inputs, outputs = array.shape
-    while not whole and grid.size > LEAST:  # the kernel pads the last block: a smaller one may take less
-        half = replace(grid, size=grid.size // 2)
-        if stored_bytes(inputs, outputs, half) >= stored_bytes(inputs, outputs, grid):
-            break
-        grid = half
-    return grid
+    return grid if whole else least_padding(inputs, outputs, grid)
 
 
 def _channels(array: Array, recipe: Recipe, bits: int) -> Grid:
@@ -319,6 +319,11 @@ def _why(array: Array, grid: Grid | None) -> str:
     if grid is not None and grid.bits == FLOAT:
         return SPARED
     return f"its {len(array)} inputs do not divide into blocks of {LEAST}" if grid is None else ""
+
+
+def _cap(weight: str, array: Array, bits: Mapping[str, int]) -> int:
+    """Return the bytes that a weight has to fall below; where the size of the file decides, its names count."""
+    return array.nbytes - (name_bytes(weight) if bits else 0)
 
 
 def _check_finite(array: Array, name: str) -> None:

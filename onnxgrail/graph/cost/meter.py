@@ -16,7 +16,7 @@ from onnxgrail.graph.trace.survey import Holding, Survey
 
 Counted = Literal["params", "macs", "bytes"]
 Shapes = tuple[tuple[int, ...], ...]
-Size = Callable[[tuple[int, ...]], int]
+Size = Callable[[tuple[int, ...]], float]
 """Returns the bytes of a weight of some shape."""
 WHOLE: Mapping[str, Size] = MappingProxyType({})
 REMEMBERED = 4096  # most sums to remember
@@ -38,7 +38,7 @@ class Part:
     saved: Callable[[Bools], float]
     weights: tuple[str, ...] = ()
     shapes: Callable[[Bools], Shapes] = lambda _: ()
-    resized: Callable[[Sequence[int], Sequence[int]], float] = lambda now, whole: sum(whole) - sum(now)
+    resized: Callable[[Sequence[float], Sequence[float]], float] = lambda now, whole: sum(whole) - sum(now)
 
 
 class Meter:

@@ -42,7 +42,7 @@ class Bridge:
         needed = dead is not None and any(dead[units].any() for units in cut)
         return () if needed else (counting.operand_shape(self.node, survey, dead, 1),)
 
-    def left_out(self, sizes: Sequence[int]) -> int:
+    def left_out(self, sizes: Sequence[float]) -> float:
         """Return the bytes that are left out, given those of the weight by `shapes`."""
         return sum(sizes)
 
@@ -98,10 +98,10 @@ class Pair:
         taps = [max(sizes) for sizes in zip(first[2:], second[2:], strict=True)]
         return first, second, (second[0], first[1], *taps)
 
-    def left_out(self, sizes: Sequence[int]) -> int:
+    def left_out(self, sizes: Sequence[float]) -> float:
         """Return the bytes that both take more than the one, given those of all three; 0 if they take less."""
         first, second, one = sizes
-        return max(first + second - one, 0)
+        return max(first + second - one, 0.0)
 
 
 Spare = Bridge | Pair
