@@ -125,7 +125,7 @@ def test_a_refusal_tells_the_bytes_of_the_file(wide: Path, monkeypatch: pytest.M
     real = choose.built
 
     def larger(prepared: Any, recipe: Any, metric: Any, widths: Any, *bits: Any) -> float:
-        return (real(prepared, recipe, metric, widths, *bits) or 0.0) + 3000 * (max(widths.values()) < 50)
+        return (real(prepared, recipe, metric, widths, *bits) or 0.0) + 5000 * (max(widths.values()) < 150)
 
     for module in (choose, outcome):
         monkeypatch.setattr(module, "built", larger)

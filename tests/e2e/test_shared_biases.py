@@ -55,6 +55,24 @@ def test_biases_that_layers_share_change_only_where_no_size_limits_them(shared: 
     assert {one["rounding"] for one in report["quantization"]["matrices"]} == {"carried"}
 
 
+@pytest.mark.parametrize("choices", [{"target_params": "60%"}, {"ratio": 0.4}])
+def test_biases_that_an_identity_passes_are_replaced(choices: dict[str, Any], tmp_path: Path) -> None:
+    """Exporters write equal biases as one, which others read through Identity."""
+    body, sizes, last = ["b1 = Identity(b)", "b2 = Identity(b)"], {"b": (32,)}, "x"
+    for n in range(3):
+        end = "y" if n == 2 else f"c{n}"
+        body += [f"u{n} = MatMul({last}, v{n})", f"r{n} = Relu(u{n})", f"a{n} = MatMul(r{n}, w{n})"]
+        body += [f"s{n} = Add(a{n}, b{n or ''})", f"{end} = Tanh(s{n})"]
+        sizes |= {f"v{n}": (32, 48), f"w{n}": (48, 32)}
+        last = end
+    path = saved(body, sizes, tmp_path / "m.onnx")
+    _, report = small(path, **choices)
+    found = onnx.load(path.with_name("small.onnx")).graph
+    assert report["model"]["budget"] is None or report["model"]["params_after"] <= report["model"]["budget"]["limit"]
+    assert not {f"a{n}/unshifted" for n in range(3)} & {name for node in found.node for name in node.output}
+    assert any(tensor.name.endswith("/bias") for tensor in found.initializer) == ("ratio" in choices)
+
+
 def test_sizes_are_used_up_where_biases_are_shared(shared: Path) -> None:
     for share in range(25, 60, 5):
         size, report = small(shared, target_size=f"{share}%")

@@ -205,7 +205,14 @@ def _room(node: ir.Node, bias: ir.Value | None) -> Room:
     """Return the place of new numbers of a layer's bias, see `Consumer`."""
     if bias is None:
         return "slot" if node.op_type in BIASED else "none"
-    return "bias" if len(bias.uses()) == 1 else "shared"
+    return "bias" if _alone(bias) else "shared"
+
+
+def _alone(value: ir.Value) -> bool:
+    """Return True if a constant and everything it is computed from have one reader."""
+    node = value.producer()
+    parts = () if node is None else node.inputs
+    return len(value.uses()) == 1 and not value.is_graph_output() and all(v is None or _alone(v) for v in parts)
 
 
 def _window(node: ir.Node, shape: tuple[int, ...]) -> Window:

@@ -38,7 +38,7 @@ def shift_biases(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: 
         narrow = weight is not None and weight.dtype == ir.DataType.BFLOAT16
         shift = shift.astype(ir.DataType.BFLOAT16.numpy() if narrow else survey.facts.dtypes[name])
         if node.op_type == "MatMul":
-            _behind(graph, node, shift, captured)
+            _behind(graph, node, shift, survey, ledger, captured)
         else:
             _inside(graph, node, shift, survey, ledger, captured)
 
@@ -48,7 +48,7 @@ def _inside(
 ) -> None:
     """Add a shift to the bias input of a Conv or Gemm."""
     old = node.inputs[2] if len(node.inputs) > 2 else None
-    computed = _computed(node, survey, ledger)
+    computed = _computed(node, 2, survey, ledger)
     if old is None:
         node.resize_inputs(3)
         node.replace_input_with(2, constant(graph, shift, f"{key(node)}/bias"))
@@ -56,15 +56,16 @@ def _inside(
         sweep(graph, set_operands(graph, [(node, 2)], old.const_value.numpy() + shift, captured))
     elif computed is not None:
         node.replace_input_with(2, constant(graph, computed + shift, f"{key(node)}/bias"))
+        sweep(graph, {old})
     else:
         spatial = len(survey.facts.shapes[key(node)]) - 2 if node.op_type == "Conv" else 0
         _add(graph, node, shift.reshape(-1, *(1,) * spatial))
 
 
-def _computed(node: ir.Node, survey: Survey, ledger: Ledger) -> Array | None:
+def _computed(node: ir.Node, place: int, survey: Survey, ledger: Ledger) -> Array | None:
     """Return the remaining numbers of a bias that is computed from constants; None if they are not known."""
-    old = node.inputs[2] if len(node.inputs) > 2 else None
-    operand = survey.operands.get((key(node), 2))
+    old = node.inputs[place] if len(node.inputs) > place else None
+    operand = survey.operands.get((key(node), place))
     name = operand.value if operand is not None else (old.name or "") if old is not None else ""
     if name not in survey.facts.constants or name not in survey.facts.values:
         return None
@@ -73,15 +74,23 @@ def _computed(node: ir.Node, survey: Survey, ledger: Ledger) -> Array | None:
     return operand.narrowed(ledger.arrays.get(operand.param, survey.facts.values[name]), ledger.dead)
 
 
-def _behind(graph: ir.Graph, node: ir.Node, shift: Array, captured: Collection[str]) -> None:
+def _behind(
+    graph: ir.Graph, node: ir.Node, shift: Array, survey: Survey, ledger: Ledger, captured: Collection[str]
+) -> None:
     """Add a shift to the constant that is added to a MatMul's output, or insert an Add."""
     uses = list(node.outputs[0].uses())
     if len(uses) == 1 and uses[0].node.op_type == "Add" and not node.outputs[0].is_graph_output():
-        other = 1 - uses[0].idx
-        bias = uses[0].node.inputs[other]
-        if bias is not None and bias.const_value is not None and bias.const_value.size == shift.size:
-            array = bias.const_value.numpy()
-            sweep(graph, set_operands(graph, [(uses[0].node, other)], array + shift.reshape(array.shape), captured))
+        add, other = uses[0].node, 1 - uses[0].idx
+        bias = add.inputs[other]
+        stored = None if bias is None else bias.const_value
+        array = _computed(add, other, survey, ledger) if stored is None else stored.numpy()
+        if bias is not None and array is not None and array.size == shift.size:
+            array = array + shift.reshape(array.shape)
+            if stored is not None:
+                sweep(graph, set_operands(graph, [(add, other)], array, captured))
+                return
+            add.replace_input_with(other, constant(graph, array, f"{key(node)}/bias"))
+            sweep(graph, {bias})
             return
     _add(graph, node, shift)
 
