@@ -215,15 +215,21 @@ def _dynamic(source: Path, target: Path) -> None:
 
     proto = _plain(source)
     name_nodes(proto.graph)
+    empty = {tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims}
     quantize_dynamic(
         proto,
         target,
-        nodes_to_exclude=[n.name for n in proto.graph.node if n.op_type == "Attention" and not n.domain],  # another op
+        nodes_to_exclude=[node.name for node in proto.graph.node if _is_no_layer(node, empty)],
         op_types_to_quantize=list(DYNAMIC),
         per_channel=True,
         reduce_range=True,  # as in `_static`
         weight_type=QuantType.QInt8,
     )
+
+
+def _is_no_layer(node: onnx.NodeProto, empty: set[str]) -> bool:
+    """Return True for nodes of another op than the tool takes them for, and for those with an empty weight."""
+    return (node.op_type == "Attention" and not node.domain) or not empty.isdisjoint(node.input)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ SMALLER = 0.95  # share of the bytes below which a model is worth another order 
 UNMEASURED = "the speed in 8 bits is not measured; the weights have 8 bits"
 SLOWER = "no layer is faster in 8 bits on this machine"
 OTHER = "operators of {} are no standard ones"
+EMPTY = "a weight without numbers has no scale"
 GROUPED = "grouped transposed convolutions have no scale per channel"
 
 
@@ -104,6 +105,7 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
     ready = load(path.read_bytes())
     loud = exceptions(ready, given.feeds, LAYERS)
     never = {node.name or "": GROUPED for node in ready.graph if _grouped(node)}
+    never |= {n.name or "": EMPTY for n in ready.graph if any(v is not None and _is_empty(v) for v in n.inputs)}
     never |= {n.name or "": OTHER.format(n.domain) for n in ready.graph if n.op_type in LAYERS and n.domain}
     never |= {name: why for name, why in loud.items() if why == MIXED}  # a loss over all channels does not see it
     origin = Source(path, ready, loud, never)
@@ -242,6 +244,11 @@ def _size(layer: ir.Node) -> int:
         return 0
     weight = layer.inputs[1].const_value if layer.inputs[1] is not None else None
     return 0 if weight is None else weight.size
+
+
+def _is_empty(value: ir.Value) -> bool:
+    """Return True if a value is a constant without numbers."""
+    return value.const_value is not None and value.const_value.size == 0
 
 
 def _grouped(node: ir.Node) -> bool:
