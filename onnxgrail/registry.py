@@ -65,7 +65,6 @@ REFINEMENTS = Registry(
     {
         "laco": "methods.refine.laco:laco",
         "distill": "methods.refine.distill:distill",
-        "regional": "methods.refine.laco:regional",
         "norms": "methods.refine.tuned_norms:norms",
         "ic": "methods.refine.ic:ic",
     }

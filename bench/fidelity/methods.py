@@ -16,7 +16,7 @@ REPAIRS: Mapping[str, Mapping[str, Any]] = {
 }
 DATA_FREE = frozenset({"l1/none", "l2/none", "fold/none", "onnxsim-l2/none"})
 EFFORTS = ("fast", "normal", "max")
-REFINED = ("norms", "regional", "laco", "distill", "laco,distill", "ic")
+REFINED = ("norms", "laco", "distill", "laco,distill", "ic")
 """Gradient fits after the default compensation, too slow to run for all selectors and ratios."""
 
 SIM_BASES = ("onnxsim-l2", "onnxsim-wanda")

@@ -31,6 +31,7 @@ GONE = {
     "plots": "--report page.html shows what the figures showed",
     "prune-swap": "Use prune, best with --selector obs",
     "fold-hartigan": "Use fold",
+    "regional": "Use laco",
     "behind": "It is called downstream",
 }
 """Hints for options and choices that earlier versions had."""

@@ -141,7 +141,7 @@ def test_two_processes_fit_as_one_does(name: str, options: tuple[str, ...], tmp_
     [
         ("--method", "grasp", "--grasp-layers", "1", "--grasp-whiten", "--grasp-refit"),
         ("--method", "grail,grasp", "--unit-ratio", "0.3", "--compensate", "grail", "--grasp-layers", "1"),
-        ("--unit-ratio", "0.3", "--compensate", "none", "--refine", "regional"),
+        ("--unit-ratio", "0.3", "--compensate", "none", "--refine", "norms"),
     ],
     ids=["grasp", "both", "refine"],
 )

@@ -229,6 +229,7 @@ def test_a_report_does_not_replace_the_recipe(folder: Path) -> None:
     [
         ({"reducer": "prune-swap"}, "reducer has no 'prune-swap' any more. Use prune, best with --selector obs"),
         ({"reducer": "fold-hartigan"}, "reducer has no 'fold-hartigan' any more. Use fold"),
+        ({"refine": "regional"}, "refine has no 'regional' any more. Use laco"),
         ({"fit": ["behind"]}, "fit has no 'behind' any more. It is called downstream"),
         ({"plots": "figures"}, "there is no key 'plots' any more. --report page.html shows what the figures showed"),
     ],

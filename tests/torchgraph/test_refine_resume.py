@@ -46,7 +46,7 @@ class Mortal:
     "choices",
     [
         {"refine": "laco,distill"},
-        {"refine": "regional,norms"},
+        {"refine": "laco,norms"},
         {"refine": "laco", "method": "grail,ic"},
         {"refine": "laco", "method": "grail,grasp", "grasp_retain": 0.3, "grasp_layers": "1"},
     ],

@@ -1,4 +1,4 @@
-"""Wanda++: gradients of regions against autograd by hand, the selector, and the optimisation of regions."""
+"""Wanda++: gradients of regions against autograd by hand, and the selector."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Recipe
 from onnxgrail.errors import MissingExtraError, UnsupportedOpError
 from onnxgrail.machine.job import Job
-from onnxgrail.methods.refine import laco
 from onnxgrail.narrowing import gradients
-from onnxgrail.torchgraph import fit as fitting
 from onnxgrail.torchgraph.ops import OPS
 from onnxgrail.torchgraph.slope import gradient_sizes
 from tests.tiny import mlp, tiny, two_ends
@@ -146,46 +144,3 @@ def test_without_torch_the_selector_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else real(name, *rest))
     with pytest.raises(MissingExtraError, match="--selector wandapp needs torch"):
         kept(mlp(1, 8), selector="wandapp")
-
-
-def refined(model: ir.Model, **choices: Any) -> list[dict[str, Any]]:
-    common: dict[str, Any] = {
-        "unit_ratio": 0.5,
-        "round_to": 1,
-        "blocks": ("mlp",),
-        "check": False,
-        "held_out": 0,
-        "compensate": "none",
-    }
-    found = onnxgrail.compress(ir.to_proto(model), data=data(), **{**common, "refine": "regional", **choices})
-    entries: list[dict[str, Any]] = found.report.data["refines"]
-    return entries
-
-
-def test_regional_optimisation_takes_few_samples_and_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, float, int]] = []
-    real = fitting.fit
-
-    def watched(piece: Any, names: Any, samples: fitting.Samples, settings: fitting.Settings, **rest: Any) -> Any:
-        seen.append((len(samples.learnt), settings.rate, settings.steps))
-        return real(piece, names, samples, settings, **rest)
-
-    monkeypatch.setattr(fitting, "fit", watched)
-    entries = refined(mlp(3, 16))
-    assert {e["kind"] for e in entries} == {"regional"}
-    assert sum(e["outcome"]["status"] == "ok" for e in entries) >= 3
-    assert set(seen) == {(4, laco.SMALL, 160)}  # 32 samples in batches of 8
-
-
-def test_its_targets_are_what_the_original_makes_of_the_same_input() -> None:
-    """Behind a narrowed block, an untouched one has nothing to learn from its own input; with LaCo it has."""
-    wanted = {}
-    for kind in ("regional", "laco"):
-        entries = refined(mlp(3, 16), refine=kind, exclude="2")
-        wanted[kind] = [e["outcome"]["reason"] for e in entries[:-1]].count("as in the original network")
-    assert wanted["regional"] > wanted["laco"]
-
-
-def test_narrowed_streams_have_no_same_input() -> None:
-    entries = refined(mlp(3, 16), blocks=("mlp", "stream"))
-    assert {e["outcome"]["reason"] for e in entries[1:-1]} == {laco.NOTHING}

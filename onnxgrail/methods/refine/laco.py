@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import time
@@ -30,29 +29,8 @@ KIND = "laco"
 NEAR = 1e-10  # relative squared error below which a block counts as unchanged
 RATE, EPOCHS, STEPS = 1e-2, 10, 400  # learning rate, least epochs, least steps
 MIXED, ROOM = 6, 1 << 30  # most mixed batches per given one, and most bytes of a block's goals
-# Wanda++ takes 160 steps of 3e-7 without a schedule; here the rate is relative to a weight's size.
-ROUNDS, SAMPLES, SMALL = 5, 32, 1e-3
 NOTHING = "no weights of its own, or no input or output of the original's shape to compare"
 TAKEN_BACK = "the model's outputs came no closer, so all of it was taken back"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preset:
-    """The settings of block-wise fits.
-
-    Attributes:
-        kind: for the report.
-        rate, epochs, steps: as in `Settings`.
-        samples: number of random samples to learn from; None for all.
-        same: True if targets are the dense block's outputs for the narrowed block's input, not for its own input.
-    """
-
-    kind: str
-    rate: float
-    epochs: int
-    steps: int
-    samples: int | None = None
-    same: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,15 +49,18 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Task:
-    """A block to fit, the settings, and the time limit in seconds."""
+    """A block to fit, its weights, the targets per batch, and the time limit in seconds."""
 
-    preset: Preset
     block: _Block
+    names: Sequence[str]
+    targets: Sequence[Mapping[str, Array]]
     seconds: float | None
 
 
 def laco(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
     """Fit every block of the narrowed model in order, each after all upstream fits.
+
+    All fits are taken back if the error of the whole model does not decrease.
 
     Returns:
         One entry per block, and one for the outputs of the whole model.
@@ -87,23 +68,8 @@ def laco(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
     References:
         Algorithm 1 of LaCo: targets from the dense stream, inputs from the compressed one.
     """
-    preset = Preset(kind=KIND, rate=RATE, epochs=EPOCHS, steps=STEPS)
-    blocks = _blocks(job)
-    return _by_block(mixed(job, _times(job, blocks)), blocks, preset, progress)
-
-
-def regional(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
-    """Fit every block with few samples and small steps to the original block's outputs for the same input.
-
-    References:
-        Regional optimization of Wanda++: five rounds over 32 random samples. No mask is chosen again here.
-    """
-    preset = Preset(kind="regional", rate=SMALL, epochs=ROUNDS, steps=ROUNDS * SAMPLES, samples=SAMPLES, same=True)
-    return _by_block(job, _blocks(job), preset, progress)
-
-
-def _by_block(job: Refinement, todo: Sequence[_Block], preset: Preset, progress: Progress) -> tuple[Refined, ...]:
-    """Fit every block in order; revert all fits if the error of the whole model does not decrease."""
+    todo = _blocks(job)
+    job = mixed(job, _times(job, todo))
     found = trainable(job.slim)
     report: list[Refined] = []
     old: dict[str, ir.TensorProtocol] = {}
@@ -111,22 +77,19 @@ def _by_block(job: Refinement, todo: Sequence[_Block], preset: Preset, progress:
     before = job.apart(job.held)
     dense, slim = job.walk(job.prepared.model), job.walk(job.slim)
     weights = [max(len(found.within(b.begin, b.end)), 1) for b in todo]
-    total = len(todo) * preset.epochs
-    job = dataclasses.replace(job, few=_drawn(job, preset))
+    total = len(todo) * EPOCHS
     for number, block in enumerate(todo):
         left = job.left()
         seconds = None if left is None else left * weights[number] / sum(weights[number:])
-        alike = not preset.same or _meet(job, dense, slim)
-        task = _Task(preset, block if alike else dataclasses.replace(block, goals=()), seconds)
-        targets = dense.advance(block.chunk.end, task.block.goals)
-        tick = _ticks(progress, preset, number, total)
-        key = f"{preset.kind} {number} {block.name}"
+        targets = dense.advance(block.chunk.end, block.goals)
+        task = _Task(block, found.within(block.begin, block.end), targets, seconds)
+        tick = _ticks(progress, number, total)
         entry, arrays = job.steps.once(
-            f"refine {key}", functools.partial(_fitted, job, task, found, slim, targets, tick), FIT
+            f"refine {KIND} {number} {block.name}", functools.partial(_fitted, job, task, slim, tick), FIT
         )
         old |= job.write(arrays)
         report.append(entry)
-        progress(preset.kind, (number + 1) * preset.epochs, total)
+        progress(KIND, (number + 1) * EPOCHS, total)
         if number + 1 < len(todo):
             slim.advance(block.end)
         job.tidy()
@@ -134,7 +97,7 @@ def _by_block(job: Refinement, todo: Sequence[_Block], preset: Preset, progress:
     if not after <= before:
         job.take_back(old)
         after, outcome = before, Outcome(status="plain", reason=TAKEN_BACK)
-    whole = entry_of(preset.kind, started, outcome, errors=(before, after))
+    whole = entry_of(KIND, started, outcome, errors=(before, after))
     return (*report, whole)
 
 
@@ -145,31 +108,13 @@ def _times(job: Refinement, blocks: Sequence[_Block]) -> int:
     return min(MIXED, ROOM // max(max(sizes, default=0) * job.given, 1) - 1)
 
 
-def _ticks(progress: Progress, preset: Preset, number: int, total: int) -> Callable[[], None]:
-    epochs = iter(range(1, preset.epochs))
+def _ticks(progress: Progress, number: int, total: int) -> Callable[[], None]:
+    epochs = iter(range(1, EPOCHS))
 
     def tick() -> None:
-        progress(preset.kind, number * preset.epochs + next(epochs, preset.epochs - 1), total)
+        progress(KIND, number * EPOCHS + next(epochs, EPOCHS - 1), total)
 
     return tick
-
-
-def _drawn(job: Refinement, preset: Preset) -> tuple[int, ...] | None:
-    """Return the numbers of random batches to learn from, None for all."""
-    if preset.samples is None:
-        return None
-    each = -(-job.prepared.batches.samples // len(job.prepared.batches))
-    count = min(-(-preset.samples // each), len(job.learnt))
-    return tuple(sorted(np.random.default_rng(job.recipe.seed).permutation(job.learnt)[:count].tolist()))
-
-
-def _meet(job: Refinement, dense: Walk, slim: Walk) -> bool:
-    """Replace the dense stream's tensors by those of the narrowed stream, if these have the same shapes."""
-    shapes = {n: a.shape for n, a in dense.cache[0].items()}
-    if any(job.here(n) not in slim.cache[0] or slim.cache[0][job.here(n)].shape != s for n, s in shapes.items()):
-        return False
-    dense.cache = [{n: cache[job.here(n)] for n in shapes} for cache in slim.cache]
-    return True
 
 
 def _blocks(job: Refinement) -> list[_Block]:
@@ -204,24 +149,17 @@ def _name(nodes: Sequence[ir.Node], found: Trainable) -> str:
     return common_scope(heavy or nodes) or key(nodes[-1])
 
 
-def _fitted(
-    job: Refinement,
-    task: _Task,
-    found: Trainable,
-    slim: Walk,
-    targets: Sequence[Mapping[str, Array]],
-    tick: Callable[[], None],
-) -> tuple[Refined, dict[str, Array]]:
+def _fitted(job: Refinement, task: _Task, slim: Walk, tick: Callable[[], None]) -> tuple[Refined, dict[str, Array]]:
     """Fit one block; return its entry, and new weights if they are better."""
     from onnxgrail.torchgraph.fit import Batch, Samples, Settings, fit
 
-    started, preset, block = time.perf_counter(), task.preset, task.block
+    started = time.perf_counter()
 
     def entry(outcome: Outcome, before: float | None = None, after: float | None = None, epochs: int = 0) -> Refined:
         spent = time.perf_counter() - started
         return Refined(
-            block=block.name,
-            kind=preset.kind,
+            block=task.block.name,
+            kind=KIND,
             before=before,
             after=after,
             epochs=epochs,
@@ -229,8 +167,7 @@ def _fitted(
             outcome=outcome,
         )
 
-    names = found.within(block.begin, block.end)
-    first = _first(job, block, slim, targets) if names else {}
+    first = _first(job, task, slim) if task.names else {}
     if not first:
         return entry(Outcome(status="skipped", reason=NOTHING)), {}
     if all(_near(now, wanted) for now, wanted in first.values()):
@@ -239,22 +176,18 @@ def _fitted(
     def batch(number: int) -> Batch:
         return Batch(
             inputs=slim.cache[number],
-            goals={job.here(n): job.goal(n, targets[number][n]) for n in first},
+            goals={job.here(n): job.goal(n, task.targets[number][n]) for n in first},
             mask=job.masks[number],
         )
 
     settings = Settings(
-        rate=preset.rate,
-        epochs=preset.epochs,
-        steps=preset.steps,
-        each=job.each,
-        seconds=task.seconds,
-        seed=job.recipe.seed,
+        rate=RATE, epochs=EPOCHS, steps=STEPS, each=job.each, seconds=task.seconds, seed=job.recipe.seed
     )
     learnt, held = ([lambda k=k: batch(k) for k in some] for some in (job.learnt, job.held))
     expected = {job.here(n): now for n, (now, _) in first.items()}
+    piece, samples = slim.piece(list(expected)), Samples(learnt, held)
     try:
-        done = fit(slim.piece(list(expected)), names, Samples(learnt, held), settings, expected=expected, tick=tick)
+        done = fit(piece, task.names, samples, settings, expected=expected, tick=tick)
     except UnsupportedOpError as error:
         return entry(Outcome(status="skipped", reason=f"no gradient through {error.op}")), {}
     except ModelError as error:
@@ -265,14 +198,13 @@ def _fitted(
     return entry(Outcome(), done.before, done.after, done.epochs), dict(done.arrays)
 
 
-def _first(
-    job: Refinement, block: _Block, slim: Walk, targets: Sequence[Mapping[str, Array]]
-) -> dict[str, tuple[Array, Array]]:
+def _first(job: Refinement, task: _Task, slim: Walk) -> dict[str, tuple[Array, Array]]:
     """Return the present value and the target of each goal in the first batch, if these agree in shape."""
-    if not block.goals:
+    goals, number = task.block.goals, job.learnt[0]
+    if not goals:
         return {}
-    made = slim.source([job.here(n) for n in block.goals])(job.learnt[0])
-    pairs = {n: (made[job.here(n)], job.goal(n, targets[job.learnt[0]][n])) for n in block.goals}
+    made = slim.source([job.here(n) for n in goals])(number)
+    pairs = {n: (made[job.here(n)], job.goal(n, task.targets[number][n])) for n in goals}
     return {n: (now, wanted) for n, (now, wanted) in pairs.items() if now.shape == wanted.shape}
 
 

@@ -64,7 +64,6 @@ class Refinement:
         masks: per batch, the mask of real positions.
         facts: of the narrowed model, if another tool narrowed it.
         alias: names of the dense model's tensors in such a narrowed model.
-        few: numbers of the batches to learn from; None for all that are not held out.
         steps: cache of fits.
         real: number of given batches, if more were made; the given ones come first.
     """
@@ -78,7 +77,6 @@ class Refinement:
     masks: tuple[Bools | None, ...] = field(default=())
     facts: Facts | None = None
     alias: Mapping[str, str] = field(default_factory=dict)
-    few: tuple[int, ...] | None = None
     steps: Steps = field(default_factory=Steps)
     real: int | None = None
 
@@ -121,14 +119,12 @@ class Refinement:
     @property
     def learnt(self) -> list[int]:
         """Return the numbers of the batches to learn from."""
-        if self.few is not None:
-            return list(self.few)
         return sorted(set(range(len(self.prepared.batches))) - set(self.held))
 
     @property
     def each(self) -> int:
         """Return the number of batches per epoch; new batches don't change it."""
-        return len(self.learnt) if self.few is not None else self.given - len(self.held)
+        return self.given - len(self.held)
 
     def left(self) -> float | None:
         """Return the seconds until the deadline."""

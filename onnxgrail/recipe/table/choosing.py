@@ -216,9 +216,8 @@ REFINE = (
     Option(
         "refine",
         some_of(tuple(REFINEMENTS), "KINDS", empty="none"),
-        "Fit to the original by gradient (needs torch), in this order: all weights block by block (laco; in small "
-        "steps on few samples: regional), or as a whole (distill); normalizations alone (norms); additions to the "
-        "input (ic).",
+        "Fit to the original by gradient (needs torch), in this order: all weights block by block (laco), or "
+        "as a whole (distill); normalizations alone (norms); additions to the input (ic).",
         commands=("compress", "refine"),
     ),
     Option(
