@@ -46,11 +46,6 @@ class Wish:
 def find(spec: Any, inputs: Any, wish: Wish) -> Subject:
     """Return the given module, or the module that a text names, with example inputs.
 
-    Args:
-        spec: a module or a text.
-        inputs: example inputs of a module.
-        wish: the user's options.
-
     Raises:
         UsageError: the text has no known form.
         MissingExtraError: a package is not installed.

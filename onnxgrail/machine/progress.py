@@ -29,11 +29,6 @@ def ticking(progress: Progress, stage: str, total: int) -> Tick:
     """Return a function that counts finished steps and reports them; it stops counting at `total`.
 
     The function may be called from any thread.
-
-    Args:
-        progress: receives the reports.
-        stage: name of the work.
-        total: number of steps.
     """
     done = 0
     lock = threading.Lock()

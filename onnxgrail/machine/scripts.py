@@ -23,10 +23,6 @@ def is_named(text: str) -> bool:
 def called(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
     """Run a Python file and yield the named object: the result of the function, or the value itself.
 
-    Args:
-        text: `file.py:function`.
-        error: exception type to raise.
-
     Raises:
         OnnxGrailError: of the given type: no such file or name, or the code raises, also inside the context.
     """
@@ -41,10 +37,6 @@ def loaded(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
 
     The file may import its neighbors, also later while the context is open.  Its prints go to stderr, because stdout
     carries the result of a command.
-
-    Args:
-        text: `file.py:function`.
-        error: exception type to raise.
 
     Raises:
         OnnxGrailError: of the given type: no such file or name, or the code raises, also inside the context.

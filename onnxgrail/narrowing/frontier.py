@@ -63,11 +63,6 @@ class Line:
 def line_of(prepared: Prepared, job: Job, count: int) -> Line:
     """Return the frontier of a model; its last point is near a loss of `max_loss`.
 
-    Args:
-        prepared: the model and its data.
-        job: the run.
-        count: most points.
-
     Raises:
         DataError: no samples can judge a point.
     """

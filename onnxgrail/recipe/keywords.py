@@ -243,10 +243,6 @@ def read_as(reader: Reader, name: str, value: Any, label: str = "") -> Any:
 def check_gone(name: str, message: str) -> None:
     """Check that an option or a choice was not removed after an earlier version.
 
-    Args:
-        name: of the option or choice.
-        message: of the error.
-
     Raises:
         UsageError: it was removed; the hint says what to use instead.
     """

@@ -95,11 +95,6 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
 
     Folders are left out: they depend on the machine, and the same run must give the same bytes everywhere.  If the size
     of the file decides, notes of exporters go: they take bytes, and no runtime reads them.
-
-    Args:
-        model: the model, changed in place.
-        recipe: the choices of the run.
-        command: the command of the run.
     """
     ids = None if recipe.keep_tokens is None else Path(recipe.keep_tokens).name
     choices = {**dataclasses.asdict(recipe), "tokenizer": None, "keep_tokens": ids}

@@ -93,11 +93,6 @@ def check_output(origin: Origin, text: str) -> None:
 def check_choice(origin: Origin, name: str, value: Any) -> None:
     """Refuse a choice of a recipe that would run or load something.
 
-    Args:
-        origin: of the recipe.
-        name: of the choice.
-        value: its value.
-
     Raises:
         UsageError: it names code, a library, or an execution provider other than CPU and CUDA.
     """

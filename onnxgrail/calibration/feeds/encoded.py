@@ -24,11 +24,6 @@ SAME = {
 def encoded(encoder: Path, decoder: Path, batches: Iterable[Feed]) -> list[Feed]:
     """Return feeds for a decoder: it reads the tokens that the encoder has read.
 
-    Args:
-        encoder: model file.
-        decoder: model file.
-        batches: calibration data for the encoder.
-
     Returns:
         A feed per batch, with the encoder's first output as the decoder's `encoder_hidden_states`.
 

@@ -64,9 +64,6 @@ def words_of(held_out: Any) -> str:
 def apart(batches: Batches) -> tuple[Batches, Batches | None]:
     """Hold back feeds that judge a loss, evenly spread; None if there are so few samples that all have to judge.
 
-    Args:
-        batches: all feeds.
-
     Returns:
         The feeds to fit to, and those that judge.
     """

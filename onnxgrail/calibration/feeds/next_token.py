@@ -16,11 +16,6 @@ def predicted(session: Session, feed: Feed, outputs: Feed) -> str | None:
 
     Models that fill in blanks have outputs of the same shape, but their outputs depend on later tokens.  So the last
     token is changed: if outputs at earlier tokens change, the model does not predict the next token.
-
-    Args:
-        session: session of the model.
-        feed: a feed of real text.
-        outputs: the model's outputs for it.
     """
     name = next((name for name in NAMES if name in feed), None)
     if name is None:

@@ -45,11 +45,7 @@ Signature = tuple[Input, ...]
 
 
 def takes_vectors(shapes: Iterable[Sequence[Any] | None]) -> bool:
-    """Return True if no axis of a model's inputs counts samples: they are numbers and vectors of fixed sizes.
-
-    Args:
-        shapes: declared shape of every input.
-    """
+    """Return True if no axis of a model's inputs counts samples: they are numbers and vectors of fixed sizes."""
     known = [(None,) * 2 if shape is None else tuple(shape) for shape in shapes]
     sizes = [shape[0] for shape in known if shape]
     fixed = all(len(shape) < 2 for shape in known) and all(isinstance(size, int) for size in sizes)

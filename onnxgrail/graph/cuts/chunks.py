@@ -39,11 +39,6 @@ def chunks(model: ir.Model, found: Trainable, lives: Lives) -> list[Chunk]:
     Carriers that are alive through half of a large graph, such as an encoder's output for the decoder, do not count.
     Pieces without a product join the piece before them.  Pieces with attention join the piece after them: both halves
     of a transformer layer are one chunk.
-
-    Args:
-        model: the graph.
-        found: its trainable weights and carriers.
-        lives: its live ranges.
     """
     nodes = list(model.graph)
     cuts = _cuts(nodes, found.carriers, lives)

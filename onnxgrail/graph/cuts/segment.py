@@ -55,13 +55,6 @@ def cut(
     Takes time proportional to the piece if an `index` of the graph is given.  An input that the piece must compute
     anyway (one output of a Split of which another output is needed) is not among its inputs.
 
-    Args:
-        model: the graph.
-        inputs: names of tensors.
-        outputs: names of tensors.
-        facts: dtypes and shapes.
-        index: of the graph.
-
     Raises:
         ValueError: the inputs do not determine the outputs.
     """

@@ -92,11 +92,6 @@ def compared(model: ir.Model, some: Collection[Step], facts: Facts) -> tuple[str
 
     These are its outputs, the inputs of the last steps upstream of them, and the sources of outputs that are not
     tensors, such as maps.
-
-    Args:
-        model: the graph.
-        some: its steps.
-        facts: dtypes and constants.
     """
     made = {name: step for step in some for name in step.makes}
     values = {v.name: v for node in model.graph for v in node.outputs if v.name}

@@ -76,10 +76,6 @@ class Plan:
 def entry_of(model: ir.Model, facts: Facts) -> Entry:
     """Return the entry: after the embedding of token ids, else the largest image, else another float input.
 
-    Args:
-        model: the graph.
-        facts: its shapes and dtypes.
-
     Raises:
         ModelError: there is no such tensor.
     """

@@ -75,13 +75,7 @@ def seed(flow: Flow) -> None:
 
 
 def hands_on(flow: Flow, marks: Iterable[Mark], shape: tuple[int, ...]) -> bool:
-    """Return True if a tensor has the channels of a state of the same shape, each at the same position.
-
-    Args:
-        flow: the trace.
-        marks: of the tensor.
-        shape: of the tensor.
-    """
+    """Return True if a tensor has the channels of a state of the same shape, each at the same position."""
     alike = [labels for name, labels in flow.states.items() if flow.facts.shapes[name] == shape]
     return all(any(_same(flow, mark.labels, labels) for labels in alike) for mark in marks)
 

@@ -22,9 +22,6 @@ def tapped(model: ir.Model) -> tuple[Packed, dict[str, str]]:
 
     An output is 1 if the then branch is taken, 0 if the else branch is taken, and empty if the If itself is in a branch
     that is not taken.
-
-    Args:
-        model: the flat graph.
     """
     names = {_PREFIX + key(node): key(node) for node in model.graph if is_choice(node)}
     left = set[str]()

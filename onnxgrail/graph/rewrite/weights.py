@@ -44,12 +44,6 @@ class Channels(Sequence[Floats]):
 def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> Channels:
     """Return the channels of a block's slots, zero at positions that other blocks have removed.
 
-    Args:
-        block: the block.
-        model: the original model.
-        survey: its trace.
-        ledger: the decisions so far.
-
     Raises:
         ModelError: a weight holds NaN or infinity.
     """

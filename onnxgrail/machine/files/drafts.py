@@ -27,10 +27,6 @@ RANDOM = "[a-z0-9_]{8}"  # what tempfile appends to a prefix
 def draft(place: Path, prefix: str = HIDDEN) -> Iterator[Path]:
     """Create a folder that is removed at the end.
 
-    Args:
-        place: the parent folder.
-        prefix: of the folder's name.
-
     Raises:
         OSError: it cannot be created.
     """

@@ -32,10 +32,6 @@ def path_of(source: object) -> Path | None:
 def check_input(source: Path, hint: str = "Give an .onnx file") -> None:
     """Check that a file can be read.
 
-    Args:
-        source: the file.
-        hint: what to give instead.
-
     Raises:
         ModelError: the file does not exist, is a folder, or is not readable.
     """

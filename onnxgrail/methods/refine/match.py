@@ -16,12 +16,6 @@ def aliases(dense: ir.Model, facts: Facts, small: ir.Model, own: Facts) -> dict[
     Names are trusted if at least half of the block outputs are found by name with the shape of the dense model.
     Otherwise blocks are paired in order, if both models have equally many and all their outputs agree in shape. Else
     the result is empty, and blocks that cannot be matched are fitted together.
-
-    Args:
-        dense: the dense model.
-        facts: of the dense model.
-        small: the narrowed model.
-        own: facts of the narrowed model.
     """
     wanted, there = _ends(dense, facts), _ends(small, own)
     named = [n for n in wanted if n in own.shapes and own.shapes[n] == facts.shapes.get(n)]
