@@ -3,7 +3,7 @@
     python bench/selection_speed.py [--widths 1536,3072,11008] [--only obs,fold] > selection_speed.json
 
 The block is random: ReLU features of a narrow factor, 40 % of them near copies of others, with widely different scales.
-30 % of the neurons are removed; `obs-stopped` ends its path there.  `loss` is the share of the consumer's squared
+30 % of the neurons are removed.  `loss` is the share of the consumer's squared
 output that is lost after an optimal refit of the kept weights.  `cpu_seconds` is processor time, `seconds` wall-clock
 time.
 """
@@ -22,7 +22,6 @@ import numpy as np
 
 from onnxgrail.algebra.fit.compensate.grail import Grail
 from onnxgrail.algebra.reducers import REDUCERS
-from onnxgrail.algebra.select.elimination import elimination
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.core import Block, Floats, Probe, Reducer, Slot, Stats, View
 
@@ -83,9 +82,7 @@ def ways(view: View, kept: int) -> dict[str, Callable[[], Reducer]]:
     def folded(name: str) -> Callable[[], Reducer]:
         return lambda: REDUCERS[name](view, kept, None, rng)
 
-    found = {name: pruned(name) for name in SELECTED} | {name: folded(name) for name in FOLDED}
-    found["obs-stopped"] = lambda: Reducer(kept=elimination(view, keep=kept).kept)
-    return found
+    return {name: pruned(name) for name in SELECTED} | {name: folded(name) for name in FOLDED}
 
 
 def main() -> None:

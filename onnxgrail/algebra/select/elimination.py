@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import repeat
-from typing import TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,105 +18,75 @@ PANEL = 128  # features whose removal is applied to the matrices at once
 TIE = 1e-9  # losses that differ by less than this share count as equal, so that rounding decides nothing
 ALPHA = 1e-3  # the ridge, as a share of the mean second moment
 
-T = TypeVar("T")
+Batches = Callable[[list[Quadratic]], Iterator[int]]
+"""Returns the number of units to remove at once, step by step; losses of the others are exact again after each step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Elimination:
-    """A path from all units down to `keep`.
+class Removals(NamedTuple):
+    """All units of a block, the least important first.
 
     Attributes:
-        order: units as they were removed, the least important first.
-        kept: (keep,) units that were never removed, ascending.
-        loss: (u + 1,) squared output error of the block's consumers, summed over calibration rows, if the k units
-            removed last are kept and their weights are refitted with the ridge: `loss[u]` is 0, `loss[0]` the squared
-            output itself. NaN below `keep`. It never rises with k, and bounds the error without ridge from above.
-        energy: `loss[0]`, also set if the path stops earlier.
+        order: (u,) units as they were removed.
+        costs: (u,) squared output error of the block's consumers, summed over calibration rows, that each removal adds
+            if the weights of the remaining units are refitted with the ridge.
+        energy: the squared output itself, which is the sum of the costs.
     """
 
     order: Ints
-    kept: Ints
-    loss: Floats
+    costs: Floats
     energy: float
 
-    def best(self, count: int) -> Ints:
-        """Return the `count` units that stay longest, ascending; `count` is at least `len(kept)`."""
-        late = self.order[len(self.order) - (count - len(self.kept)) :]
-        return np.sort(np.concatenate([self.kept, late]))
+    @property
+    def places(self) -> Floats:
+        """Return (u,) the place of each unit in the order, from 0."""
+        found = np.empty(len(self.order))
+        found[self.order] = np.arange(len(self.order))
+        return found
 
 
-def elimination(view: View, *, alpha: float = ALPHA, keep: int = 0) -> Elimination:
+def elimination(view: View, *, alpha: float = ALPHA, batches: Batches = lambda _: repeat(1)) -> Removals:
     """Eliminate units greedily, with the exact loss of every candidate at every step.
 
     Removing unit g with features g from consumers C costs tr(C_gᵀ (A⁻¹_gg)⁻¹ C_g) if all other weights are refitted, by
     C ← C − A⁻¹_·g (A⁻¹_gg)⁻¹ C_g and A⁻¹ ← A⁻¹ − A⁻¹_·g (A⁻¹_gg)⁻¹ A⁻¹_g·. Only A⁻¹ and M = C Cᵀ are stored: the loss
     reads only their diagonal blocks, which are kept up to date, while full updates wait until a panel of them becomes
     one matrix product. Losses of several probes are added. Ties go to the unit of higher index, so that the lower one
-    stays.
+    stays. While rounding makes the matrices indefinite, the ridge is raised tenfold.
 
     Args:
         view: the block with its second moments.
         alpha: ridge parameter as a share of the mean second moment, α > 0.
-        keep: number of units at which to stop.
+        batches: one unit at a time, if not given.
 
     Raises:
         UsageError: the view carries no second moments.
+        DataError: no ridge helps, because they hold NaN or infinity.
 
     References:
         Hassibi and Stork 1993, Second order derivatives for network pruning: Optimal Brain Surgeon, NeurIPS; in
         groups, Kurtic et al. 2023, ZipLM, NeurIPS, arXiv:2302.04089.
     """
-    return steadied(view, alpha, lambda problems: _eliminated(view.block.units, problems, keep))
-
-
-def steadied(view: View, alpha: float, run: Callable[[list[Quadratic]], T]) -> T:
-    """Call `run` on the block's problems; raise the ridge tenfold while rounding makes them indefinite.
-
-    Raises:
-        UsageError: the view carries no second moments.
-        DataError: no ridge helps, because they hold NaN or infinity.
-    """
     for growth in range(GROWTHS + 1):
         try:
-            return run(quadratics(view, alpha * 10.0**growth))
+            problems = quadratics(view, alpha * 10.0**growth)
+            return _removed(view.block.units, problems, batches(problems))
         except np.linalg.LinAlgError:
             continue
     raise DataError(f"second moments of block {view.block.name!r} have no inverse", hint="Check the calibration data.")
 
 
-def _eliminated(units: int, problems: list[Quadratic], keep: int) -> Elimination:
-    """Compute the path for given problems."""
+def _removed(units: int, problems: list[Quadratic], batches: Iterator[int]) -> Removals:
+    """Remove all units in batches, the cheapest first."""
     if not problems:  # all activations are zero: all units are equally unimportant
-        gone = np.arange(keep, units)[::-1]
-        return Elimination(order=gone, kept=np.arange(keep), loss=np.zeros(units + 1), energy=0.0)
-    order, costs, energy = removals(units, problems, keep, repeat(1))
-    loss = np.full(units + 1, np.nan)
-    loss[keep:] = np.cumsum([0.0, *costs])[::-1]
-    return Elimination(order=order, kept=np.setdiff1d(np.arange(units), order), loss=loss, energy=energy)
-
-
-def removals(
-    units: int, problems: list[Quadratic], keep: int, batches: Iterator[int]
-) -> tuple[Ints, list[float], float]:
-    """Remove units in batches, the cheapest first, until `keep` are left.
-
-    Args:
-        units: number of units.
-        problems: at least one.
-        keep: number of units that stay.
-        batches: number of units to remove at once, step by step; losses of the others are exact again after each step.
-
-    Returns:
-        Units in order of removal, the loss of each alone at that time, and the loss of removing all units.
-    """
+        return Removals(np.arange(units)[::-1], np.zeros(units), 0.0)
     parts = [Remaining(problem) for problem in problems]
     size = max(1, PANEL // max(problem.members for problem in problems))
     order: list[int] = []
     costs: list[float] = []
     alive = np.arange(units)
     batch = next(batches)
-    while len(alive) > keep:
-        room = min(max(size, batch), len(alive) - keep)
+    while len(alive):
+        room = min(max(size, batch), len(alive))
         for part in parts:
             part.open(room)
         gone: list[int] = []
@@ -134,7 +103,7 @@ def removals(
             part.close(gone)
         order.extend(alive[gone])
         alive = np.delete(alive, gone)
-    return np.array(order, np.int64), costs, sum(part.energy for part in parts)
+    return Removals(np.array(order, np.int64), np.array(costs), sum(part.energy for part in parts))
 
 
 def _cheapest(cost: Floats, count: int) -> Ints:

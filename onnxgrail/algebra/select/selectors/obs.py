@@ -34,6 +34,4 @@ class Obs:
         Raises:
             UsageError: the view carries no second moments.
         """
-        scores = np.empty(view.block.units)
-        scores[elimination(view, alpha=self.alpha).order] = np.arange(view.block.units)
-        return scores
+        return elimination(view, alpha=self.alpha).places

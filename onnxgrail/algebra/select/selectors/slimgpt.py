@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from onnxgrail.algebra.select.elimination import removals, steadied
+from onnxgrail.algebra.select.elimination import elimination
 from onnxgrail.algebra.select.quadratic import Quadratic
 from onnxgrail.core import Floats, View
 
@@ -41,19 +41,13 @@ class SlimGpt:
         Raises:
             UsageError: the view carries no second moments.
         """
-        return steadied(view, self.damping, lambda problems: self._scores(view.block.units, problems))
+        return elimination(view, alpha=self.damping, batches=self._batches).places
 
-    def _scores(self, units: int, problems: list[Quadratic]) -> Floats:
-        """Return the positions in the order of removal."""
-        scores = np.arange(units)[::-1].astype(np.float64)  # if all activations are zero, the lower index stays
-        if problems:
-            single = max(problem.members for problem in problems) == 1
-            order, _, _ = removals(units, problems, 0, self._batches(units) if single else repeat(1))
-            scores[order] = np.arange(units)
-        return scores
-
-    def _batches(self, units: int) -> Iterator[int]:
+    def _batches(self, problems: list[Quadratic]) -> Iterator[int]:
         """Yield the number of units that go at each step."""
+        if max((problem.members for problem in problems), default=1) > 1:
+            yield from repeat(1)
+        units = max((len(problem.matrix) for problem in problems), default=0)
         batch = min(max(units // 8, 1), self.largest)
         while True:
             yield batch
