@@ -89,16 +89,7 @@ def measured(
     progress: Progress,
     group: Group = SOLO,
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
-    """Yield each block with its statistics in the original model, as `dense_pass` gives them.
-
-    Args:
-        prepared: the model and its data.
-        blocks: the blocks to measure.
-        recipe: providers and memory.
-        together: bytes of second moments to collect in one pass.
-        progress: called with the progress.
-        group: the processes that share the work.
-    """
+    """Yield each block with its statistics in the original model, as `dense_pass` gives them."""
     nothing = weights.empty(prepared.survey)
     with stream_of(prepared, recipe, group) as stream:
         yield from dense.dense_pass(stream, nothing, blocks, together=together, progress=progress)

@@ -36,14 +36,7 @@ NO_CONV = ("int8-dynamic",)  # kinds that leave convolutions in float
 def quantised(
     prepared: Prepared, decision: Decision, slim: ir.Model, job: Job
 ) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
-    """Return the quantized model, its report entry, and its fidelity to the original.
-
-    Args:
-        prepared: the original model and its data.
-        decision: narrowed it, and says how many bits weights have.
-        slim: the narrowed model.
-        job: the run.
-    """
+    """Return the quantized model, its report entry, and its fidelity to the original."""
     recipe = job.recipe
     if decision.allocation.bits or recipe.quantize in WEIGHTS:
         final, form = _in_few_bits(prepared, decision, slim, job)
@@ -127,12 +120,7 @@ def _little(model: ir.Model, entry: Mapping[str, Any]) -> list[str]:
 
 
 def why_little(model: ir.Model, entry: Mapping[str, Any]) -> str:
-    """Return the likely reason why quantization hardly makes a model smaller.
-
-    Args:
-        model: the quantized model.
-        entry: the report's entry on the quantization.
-    """
+    """Return the likely reason why quantization hardly makes a model smaller."""
     if entry["kind"] in NO_CONV and any(node.op_type == "Conv" for node in model.graph):
         return "convolutions stay in float, --quantize int8 has them"
     sizes = Counter[str]()

@@ -99,12 +99,6 @@ def apply(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> W
     """Run methods beside narrowing, and refinements between them, on the narrowed graph, in place.
 
     To be called in the first process only.
-
-    Args:
-        prepared: the original model and its data.
-        decision: the decisions about blocks.
-        slim: the narrowed model.
-        job: the recipe and cached steps.
     """
     prepared, job = prepared.as_written(), dataclasses.replace(job, steps=job.steps.alone())
     refined: tuple[Refined, ...] = ()

@@ -18,10 +18,6 @@ def error_curve(view: View, narrow: Narrow) -> Floats:
 
     Measured on the calibration rows at a few widths, with the selection and compensation of `narrow`, and interpolated
     between them; never growing with k; 1 at k = 0 and 0 at k = u.
-
-    Args:
-        view: the block with its second moments.
-        narrow: decides the block at a width.
     """
     units = view.block.units
     widths = widths_measured(units)[1:-1]

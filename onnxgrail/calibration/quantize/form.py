@@ -24,11 +24,6 @@ FEW = 32  # samples by which ranges are narrowed
 def modern(model: ir.Model, recipe: Recipe, feed: Feed) -> ir.Model:
     """Return a model with the opset that `--quantize` needs: itself, or a converted copy that gives the same outputs.
 
-    Args:
-        model: the model.
-        recipe: says the kind of quantization.
-        feed: inputs on which both are compared.
-
     Raises:
         ModelError: it cannot be converted.
     """

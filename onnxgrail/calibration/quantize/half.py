@@ -16,13 +16,7 @@ Works = Callable[[Sequence[str]], bool]
 
 
 def convert(source: Path, target: Path, blocked: Sequence[str] = ()) -> None:
-    """Write a model in half precision whose inputs and outputs keep their types.
-
-    Args:
-        source: a model in float32.
-        target: file to write.
-        blocked: names of nodes that stay in float32.
-    """
+    """Write a float32 model in half precision but for the nodes in `blocked`; inputs and outputs keep their types."""
     from onnxruntime.transformers import float16
 
     with warnings.catch_warnings():

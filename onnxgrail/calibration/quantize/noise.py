@@ -58,13 +58,7 @@ class _Sums:
 
 
 def exceptions(model: ir.Model, feeds: Iterable[Feed], layers: Collection[str]) -> dict[str, str]:
-    """Return the layers that stay in float, with the reason.
-
-    Args:
-        model: the graph.
-        feeds: calibration data.
-        layers: types of the nodes that are quantized.
-    """
+    """Return the layers that stay in float, with the reason."""
     weights = model.graph.initializers
     reads = {
         node: [v.name or "" for v in node.inputs[:2] if v is not None and v.name not in weights]

@@ -193,14 +193,7 @@ def open_session(
 
 
 def write_optimised(source: Path | bytes, target: Path, setup: Setup, *, without: Sequence[str] = ()) -> None:
-    """Write a model as ONNX Runtime optimizes it on the CPU.
-
-    Args:
-        source: path or bytes of a ModelProto.
-        target: file to write.
-        setup: how far it is optimized.
-        without: names of optimizers to leave out.
-    """
+    """Write a model as ONNX Runtime optimizes it on the CPU."""
     ort = runtime()
     options = _options(ort, device_of(CPU), setup)
     options.optimized_model_filepath = str(target)

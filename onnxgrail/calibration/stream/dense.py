@@ -35,18 +35,11 @@ T = TypeVar("T")
 def dense_pass(
     stream: Stream, untouched: Ledger, blocks: Sequence[Block], *, together: int = TOGETHER, progress: Progress
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
-    """Yield each block with the statistics of its probes in the original model.
+    """Yield each block with the statistics of its probes in the original model, from a stream at its start.
 
     If the second moments of all blocks exceed `together` bytes, several passes are made. A caller that releases the
     statistics of each block then needs no more memory than that. If several processes share the work, only the first
     process gets statistics; the others get empty tuples.
-
-    Args:
-        stream: a stream at its start.
-        untouched: the ledger without decisions.
-        blocks: the blocks to measure.
-        together: limit of second moments per pass, in bytes.
-        progress: receives one tick per feed and pass.
     """
     parts = grouped(blocks, size_of, together)
     tick = ticking(progress, "measuring", len(parts) * len(stream.masks))

@@ -111,12 +111,6 @@ def in_pieces(
 ) -> list[dict[str, Array]] | None:
     """Return the outputs of a deep model, or the named tensors, one mapping per feed.
 
-    Args:
-        model: the graph.
-        feeds: its inputs.
-        providers: execution providers.
-        names: names of tensors; None for the outputs.
-
     Returns:
         None if the model has fewer than `DEEP` nodes, has branches, or a stretch fails; run it as a whole then.
     """

@@ -34,10 +34,6 @@ class Totals:
     def add(self, batch: int, found: Iterable[Iterable[Part]]) -> None:
         """Add one batch.
 
-        Args:
-            batch: number of the batch.
-            found: the parts of each probe.
-
         Raises:
             DataError: an activation is not finite.
         """

@@ -126,13 +126,7 @@ def name_bytes(weight: str) -> int:
 
 
 def unpackable(model: ir.Model, known: Mapping[ir.Node, Matrix], fixed: Collection[str]) -> dict[ir.Node, str]:
-    """Return the nodes with constant weights that cannot be stored in a few bits, with the reason.
-
-    Args:
-        model: the graph.
-        known: the matrices of products, by node.
-        fixed: names of values that depend on no input.
-    """
+    """Return the nodes with constant weights that cannot be stored in a few bits, with the reason."""
     found = {}
     for node in model.graph:
         if node in known and node.op_type == "Gemm" and number(node, "beta", 1.0) != 1.0:

@@ -16,12 +16,6 @@ def judge_at(model: ir.Model, output: ir.Value, position: int, facts: Facts) -> 
     For a convolution in a residual branch that is the output of the next convolution; for the norm before an attention,
     the attention's output; if that is added to a residual, the sum.  Without such a tensor nearby it is `output`
     itself.
-
-    Args:
-        model: the graph.
-        output: the changed activation.
-        position: of the node that computes it.
-        facts: shapes and dtypes.
     """
     reach, left = {output.name}, {output.name: _readers(output)}
     contracted = False

@@ -102,13 +102,7 @@ def turned_in(node: ir.Node, place: int, turned: bool) -> bool | None:
 
 
 def refusal(node: ir.Node, known: Mapping[ir.Node, Matrix], fixed: Collection[str]) -> Refusal | None:
-    """Return why a node keeps its weight; None if it has no weight or its weight can be replaced.
-
-    Args:
-        node: any node.
-        known: the matrices that can be replaced, by product.
-        fixed: names of values that depend on no input.
-    """
+    """Return why a node keeps its weight; None if it has no weight or its weight can be replaced."""
     reason = "" if node in known else _reason(node, fixed)
     weight = next((v.name or "" for v in node.inputs if v is not None and v.name in fixed), key(node))
     return Refusal(value=weight, node=node.name or key(node), op=node.op_type, reason=reason) if reason else None

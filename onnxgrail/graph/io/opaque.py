@@ -23,10 +23,6 @@ def set_aside(proto: onnx.ModelProto, label: str) -> tuple[onnx.ModelProto, Type
 
     The given message is not changed.
 
-    Args:
-        proto: the model.
-        label: name of the model in error messages.
-
     Raises:
         ModelError: an input is a map, which calibration data cannot contain.
     """

@@ -25,10 +25,6 @@ Call = tuple[str, str, str]
 def check(model: onnx.ModelProto, label: str) -> None:
     """Refuse files that would use unlimited memory or fail later, far from the cause.
 
-    Args:
-        model: the message.
-        label: name of the model in error messages.
-
     Raises:
         ModelError: a tensor whose bytes do not fit its shape, an attribute of a type other than its operator's, an
             output that no node computes, or functions that call themselves or grow without bound.

@@ -29,11 +29,6 @@ from onnxgrail.graph.trace.survey import Form, Ledger, Operand, Survey
 def apply(graph: ir.Graph, survey: Survey, ledger: Ledger) -> None:
     """Narrow a graph in place (shapes, attributes, weights) and remove what has no readers any more.
 
-    Args:
-        graph: the model's graph or a segment of it.
-        survey: the trace of the original model.
-        ledger: the decisions.
-
     Raises:
         RewriteError: a node cannot be narrowed; the caller names the block.
     """

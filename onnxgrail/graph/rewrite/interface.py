@@ -54,12 +54,7 @@ def changed(model: ir.Model, survey: Survey, dead: Bools) -> tuple[Port, ...]:
 
 
 def fit(arrays: Mapping[str, Array], ports: Iterable[Port]) -> dict[str, Array]:
-    """Cut arrays of the wide interface to the narrow one; arrays without a port are unchanged.
-
-    Args:
-        arrays: by name of the input or output.
-        ports: the narrowed axes.
-    """
+    """Cut arrays of the wide interface to the narrow one; arrays without a port are unchanged."""
     found = dict(arrays)
     for port in ports:
         shape = np.shape(found.get(port.name, ()))

@@ -122,11 +122,6 @@ def _real(path: Path) -> Path:
 def check_output(target: Path, *, force: bool = False, what: str = "output") -> None:
     """Check that a file can be written, before the work is done.
 
-    Args:
-        target: the file to write.
-        force: an existing file may be replaced.
-        what: its name in messages.
-
     Raises:
         OutputError: target is a folder or a device, exists without `force`, or its folder cannot be created or written.
     """

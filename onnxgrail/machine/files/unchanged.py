@@ -63,10 +63,6 @@ class SteadyFile:
     def read_into(self, offset: int, room: memoryview) -> None:
         """Fill a buffer with bytes of the file.
 
-        Args:
-            offset: position of the first byte in the file.
-            room: the buffer.
-
         Raises:
             OnnxGrailError: the file has changed.
         """

@@ -63,13 +63,6 @@ def candidates(
     """Return all matrices in a graph that could be replaced under the recipe's `include` and `exclude`.
 
     If no blocks are narrowed, the recipe's `blocks` limit the matrices, too.
-
-    Args:
-        model: the graph.
-        layers: in the order of the network.
-        blocks: of the original model.
-        fixed: names of constant values.
-        recipe: `include`, `exclude`, `blocks` and `method`.
     """
     known, wanted = matrices(model), named(recipe)
     inner = [b for b in blocks if b.kind != "stream"]

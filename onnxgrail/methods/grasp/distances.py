@@ -30,15 +30,7 @@ class Apart:
 
 
 def apart(prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Model, layers: Sequence[Layer]) -> Apart:
-    """Run both models once over the data and compute their errors; padding tokens do not count.
-
-    Args:
-        prepared: the data.
-        recipe: providers.
-        reference: the model before anything was replaced.
-        slim: the present model.
-        layers: layers whose ends have the same names in both.
-    """
+    """Run both models once over the data and compute their errors; padding tokens do not count."""
     outputs = outputs_of(slim)
     names = list(dict.fromkeys([*outputs, *(layer.end for layer in layers)]))
     wanted, got = (walk_of(prepared, model, recipe).source(names) for model in (reference, slim))

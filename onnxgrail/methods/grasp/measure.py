@@ -52,12 +52,6 @@ def outputs_of(model: ir.Model) -> list[str]:
 def redundancies(walk: Walk, layers: Sequence[Layer], masks: Sequence[Bools | None], tick: Tick) -> dict[str, float]:
     """Compute per layer the mean cosine between its input and its output, over all tokens that are not padding.
 
-    Args:
-        walk: at the beginning of the model.
-        layers: the layers.
-        masks: per batch, the mask of real positions.
-        tick: called once per batch.
-
     References:
         Liu et al. 2024 (GRASP), arXiv:2501.00339, equation 1; one minus it is the block influence of ShortGPT.
     """

@@ -38,14 +38,6 @@ def slope_of(
 ) -> Slope:
     """Compute gradients for all matrices at once, in one forward and backward pass over the data.
 
-    Args:
-        prepared: the data.
-        recipe: the ranking of values.
-        slim: the model.
-        names: of the weights.
-        outputs: the model's outputs for the first batch.
-        tick: called once per batch.
-
     Raises:
         ModelError: there is no loss.
         UnsupportedOpError: an op has no gradient.

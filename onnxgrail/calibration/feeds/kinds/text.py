@@ -151,16 +151,7 @@ def _other_encoding(path: Path, place: int) -> DataError:
 
 
 def padded(take: Take, count: int, signature: Signature, ids: Input, tokens: Tokens, source: str) -> Part:
-    """Return texts as a part, one sample each, padded to the longest of a batch or to the model's length.
-
-    Args:
-        take: returns a text by number.
-        count: number of texts.
-        signature: the model's inputs.
-        ids: the input that takes token ids.
-        tokens: the tokenizer.
-        source: name of the data in messages.
-    """
+    """Return texts as a part, one sample each, padded to the longest of a batch or to the model's length."""
     texts = Padded(take, tokens)
     columns: dict[str, Column] = {ids.name: TextColumn(texts, "ids", count, ids)}
     for entry in signature:
