@@ -169,10 +169,6 @@ class Stats:
         """Return (h,) sum x * x; rounding can make the value of a dead channel negative."""
         return self.gram if self.gram.ndim == 1 else np.diagonal(self.gram)
 
-    def merge(self, other: Stats) -> Stats:
-        """Return the sums of both row sets; associative and commutative up to rounding."""
-        return Stats(gram=self.gram + other.gram, total=self.total + other.total, count=self.count + other.count)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class View:
@@ -207,16 +203,6 @@ class Reducer:
 
     kept: Ints
     cluster: Ints | None = None
-
-    def matrix(self, units: int) -> Floats:
-        """Return R of shape (k, u): each row selects a unit or averages a cluster (GRAIL section 3.1, M transposed)."""
-        rows = np.zeros((len(self.kept), units))
-        if self.cluster is None:
-            rows[np.arange(len(self.kept)), self.kept] = 1.0
-        else:
-            rows[self.cluster, np.arange(units)] = 1.0
-            rows /= rows.sum(axis=1, keepdims=True)
-        return rows
 
 
 Status = Literal["ok", "damped", "plain", "skipped"]

@@ -31,7 +31,7 @@ EFFECT = 1e-4  # a mask that changes less than this would also let a wrong rewri
 
 def prepared_of(model: ir.Model, survey: Survey, batches: Batches) -> Prepared:
     """Return what preparing a model gives, from its parts."""
-    return Prepared(source=model, path=None, model=model, batches=batches, survey=survey, feed=batches.first())
+    return Prepared(path=None, model=model, batches=batches, survey=survey, feed=batches.first())
 
 
 def narrowed_equals_masked(

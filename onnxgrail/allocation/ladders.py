@@ -69,16 +69,6 @@ class Ladder:
                 return grid, min(around, key=lambda k: (abs(k - width), k))
         return 1, max(1, math.ceil(width - EDGE))
 
-    def above(self, width: int) -> int | None:
-        """Return the next larger step, None at the top."""
-        place = bisect_left(self.steps, width + 1)
-        return self.steps[place] if place < len(self.steps) else None
-
-    def below(self, width: int) -> int | None:
-        """Return the next smaller step, None at the bottom."""
-        place = bisect_left(self.steps, width)
-        return self.steps[place - 1] if place > 0 else None
-
 
 def ladder(name: str, units: int, unit_size: int, round_to: int) -> Ladder:
     """Return the ladder of a block.

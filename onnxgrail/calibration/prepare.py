@@ -78,7 +78,6 @@ def prepare(
         survey = survey if recipe.norms == "none" else widened(seen.model, survey)
         survey = replace(survey, refusals=(*survey.refusals, *refusals))
     return Prepared(
-        source=source,
         path=path_of(source),
         model=seen.model,
         unlisted=unlisted,

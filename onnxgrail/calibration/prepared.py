@@ -34,7 +34,6 @@ class Prepared:
     """A model that has been read, run once and traced.
 
     Attributes:
-        source: path, bytes or object as given.
         path: of the model file, None if no file was given.
         model: the graph, with the branches of its If nodes inlined; never changed.
         batches: calibration feeds.
@@ -53,7 +52,6 @@ class Prepared:
         trimmed: the tables that lost rows.
     """
 
-    source: Any
     path: Path | None
     model: ir.Model
     batches: Batches

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from onnxgrail.algebra.fit.compensate.grail import Grail
 from onnxgrail.algebra.fit.compensate.plain import Plain
 from onnxgrail.algebra.fold.kmeans import kmeans
-from onnxgrail.algebra.moments.gram import gram_of, zero_stats
+from onnxgrail.algebra.moments.gram import Sums
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.algebra.solve.ridge import ridge_solve
 from onnxgrail.core import Reducer, View
-from tests.unit.algebra_builders import mlp, probe_of, view_of, weights_of
+from tests.unit.algebra_builders import gram_of, matrix_of, mlp, probe_of, view_of, weights_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 QUICK = settings(max_examples=25)
@@ -34,9 +34,10 @@ def test_batches_may_be_cut_anywhere(seed: int, cuts: list[int], pooled: bool, i
     x = np.random.default_rng(seed).standard_normal((12, 6, 2, 2) if images else (12, 6))
     probe = probe_of(3, 2, pooled=pooled)
     whole = gram_of(x, probe)
-    parts = zero_stats(probe)
+    sums = Sums(probe)
     for part in np.split(x, sorted(cuts)):
-        parts = parts.merge(gram_of(part, probe))
+        sums.add(part, probe)
+    parts = sums.stats()
     assert parts.count == whole.count
     np.testing.assert_allclose(parts.gram, whole.gram, atol=1e-11)
     np.testing.assert_allclose(parts.total, whole.total, atol=1e-11)
@@ -73,7 +74,7 @@ def test_no_other_weights_beat_the_unridged_ones(seed: int, kept: int, fold: boo
     view = replace(view, stats=(replace(view.stats[0], gram=rows.T @ rows),))
     reducer = reducer_for(view, kept, "fold" if fold else "prune", seed)
     change = Grail(alpha=0.0)(view, reducer)
-    narrow, target = rows @ reducer.matrix(8).T, rows @ view.weights[2][:, 0]
+    narrow, target = rows @ matrix_of(reducer, 8).T, rows @ view.weights[2][:, 0]
     best = np.linalg.lstsq(narrow, target, rcond=None)[0]
     ours = weights_of(change, view, 2)[:, 0]
     energy = (target**2).sum()

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.core import Block, Change, Floats, Kind, Probe, Role, Slot, Stats, View
+from onnxgrail.algebra.moments.gram import Sums
+from onnxgrail.core import Array, Block, Bools, Change, Floats, Kind, Probe, Reducer, Role, Slot, Stats, View
 
 
 def probe_of(units: int, members: int = 1, *, axis: int = 1, pooled: bool = False, value: str = "hidden") -> Probe:
@@ -75,3 +76,21 @@ def mlp(rng: np.random.Generator, units: int = 8, members: int = 1, rows: int = 
 def weights_of(change: Change, view: View, slot: int) -> Floats:
     """The narrowed (k, m, r) weights of a slot, changed or merely sliced."""
     return dict(change.weights).get(slot, view.weights[slot][change.reducer.kept])
+
+
+def gram_of(x: Array, probe: Probe, rows: Bools | None = None) -> Stats:
+    """The sums over the rows of one batch."""
+    sums = Sums(probe)
+    sums.add(x, probe, rows)
+    return sums.stats()
+
+
+def matrix_of(reducer: Reducer, units: int) -> Floats:
+    """R (k, u): each row selects a unit or averages a cluster (GRAIL section 3.1, M transposed)."""
+    rows = np.zeros((len(reducer.kept), units))
+    if reducer.cluster is None:
+        rows[np.arange(len(reducer.kept)), reducer.kept] = 1.0
+    else:
+        rows[reducer.cluster, np.arange(units)] = 1.0
+        rows /= rows.sum(axis=1, keepdims=True)
+    return rows

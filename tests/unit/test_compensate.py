@@ -11,12 +11,12 @@ from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.fit.compensate.grail import Grail
 from onnxgrail.algebra.fit.compensate.plain import Plain
 from onnxgrail.algebra.method import reduce_and_compensate
-from onnxgrail.algebra.moments.gram import gram_of, zero_stats
+from onnxgrail.algebra.moments.gram import zero_stats
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.core import Change, Floats, Reducer, View
 from onnxgrail.errors import UsageError
-from tests.unit.algebra_builders import mlp, probe_of, stats_of, view_of, weights_of
+from tests.unit.algebra_builders import gram_of, matrix_of, mlp, probe_of, stats_of, view_of, weights_of
 
 PRUNED = Reducer(kept=np.array([1, 2, 4, 7]))
 FOLDED = Reducer(kept=np.array([0, 1, 3, 5]), cluster=np.array([0, 1, 0, 2, 1, 3, 2, 2]))
@@ -38,7 +38,7 @@ def naive(gram: Floats, columns: Floats, lifted: Floats, alpha: float) -> Floats
 
 def lift(reducer: Reducer, members: int) -> Floats:
     """R (x) I over the members of each unit."""
-    return np.kron(reducer.matrix(8), np.eye(members)).astype(np.float64)
+    return np.kron(matrix_of(reducer, 8), np.eye(members)).astype(np.float64)
 
 
 def output_error(rows: Floats, old: Floats, lifted: Floats, new: Floats) -> float:
@@ -83,7 +83,7 @@ def test_pooled_equals_the_lifted_formula(reducer: Reducer, rng: np.random.Gener
     view = replace(view, stats=(gram_of(maps.reshape(30, 24), probe),))
     change = Grail(alpha=1e-2)(view, reducer)
     # The same (u, k) map at each position: one u-by-u system whose columns are the positions.
-    want = naive(samples.T @ samples, weight.reshape(8, -1), reducer.matrix(8), 1e-2).reshape(4, 3, 4)
+    want = naive(samples.T @ samples, weight.reshape(8, -1), matrix_of(reducer, 8), 1e-2).reshape(4, 3, 4)
     np.testing.assert_allclose(weights_of(change, view, 0), want, atol=1e-11)
     # ... which on all positions together is M (x) I: its second moments are blocks of the pooled ones.
     moments: Floats = np.kron(samples.T @ samples, np.eye(3)).astype(np.float64)
@@ -100,7 +100,7 @@ def test_folding_averages_producers_and_passengers(name: str, rng: np.random.Gen
     view = mlp(rng, members=2)
     change = COMPENSATORS[name](view, FOLDED)
     for slot in (0, 1):
-        want = np.tensordot(FOLDED.matrix(8), view.weights[slot], 1)
+        want = np.tensordot(matrix_of(FOLDED, 8), view.weights[slot], 1)
         np.testing.assert_allclose(weights_of(change, view, slot), want, atol=1e-14)
 
 
@@ -110,7 +110,7 @@ def test_fold_that_joins_nothing_changes_nothing(rng: np.random.Generator) -> No
 
 def test_folding_sums_consumers(rng: np.random.Generator) -> None:
     view = mlp(rng, members=2)
-    want = np.tensordot(FOLDED.matrix(8) > 0, view.weights[2], 1)
+    want = np.tensordot(matrix_of(FOLDED, 8) > 0, view.weights[2], 1)
     np.testing.assert_allclose(weights_of(Plain()(view, FOLDED), view, 2), want, atol=1e-14)
 
 
@@ -131,7 +131,7 @@ def test_errors_are_those_of_the_outputs(reducer: Reducer, rng: np.random.Genera
     first, second = rng.standard_normal((8, 1, 3)), rng.standard_normal((8, 1, 5))
     view = view_of([("consumer", first), ("consumer", second)], [rows])
     change = Grail()(view, reducer)
-    lifted, old = reducer.matrix(8), np.concatenate([first[:, 0], second[:, 0]], axis=1)
+    lifted, old = matrix_of(reducer, 8), np.concatenate([first[:, 0], second[:, 0]], axis=1)
     sliced = (lifted > 0) @ old
     new = np.concatenate([weights_of(change, view, s)[:, 0] for s in (0, 1)], axis=1)
     assert change.error.plain == pytest.approx(output_error(rows, old, lifted, sliced), rel=1e-9)
@@ -146,7 +146,7 @@ def test_consumers_see_their_own_probe(rng: np.random.Generator) -> None:
     view = view_of([("consumer", w) for w in weights], rows, feeds=[1, 0, 1])
     change = Grail()(view, PRUNED)
     for slot, feed in enumerate([1, 0, 1]):
-        want = naive(rows[feed].T @ rows[feed], weights[slot][:, 0], PRUNED.matrix(8), 1e-3)
+        want = naive(rows[feed].T @ rows[feed], weights[slot][:, 0], matrix_of(PRUNED, 8), 1e-3)
         np.testing.assert_allclose(weights_of(change, view, slot)[:, 0], want, atol=1e-10)
     assert [number for number, _ in change.weights] == [0, 1, 2]
 

@@ -8,7 +8,7 @@ import pytest
 from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.fit.judge import judge
 from onnxgrail.core import Floats, Reducer, Stats, View
-from tests.unit.algebra_builders import stats_of, view_of, weights_of
+from tests.unit.algebra_builders import matrix_of, stats_of, view_of, weights_of
 
 FOLD = Reducer(kept=np.array([0, 1, 3]), cluster=np.array([0, 1, 0, 2, 1, 2]))
 
@@ -20,7 +20,7 @@ def folded(seed: int) -> tuple[View, Floats, Floats]:
     producer = rng.standard_normal((6, 1, 4))
     x = np.maximum(z @ producer[:, 0].T, 0.0)
     view = view_of([("producer", producer), ("consumer", rng.standard_normal((6, 1, 3)))], [x])
-    return view, x, np.maximum(z @ (FOLD.matrix(6) @ producer[:, 0]).T, 0.0)
+    return view, x, np.maximum(z @ (matrix_of(FOLD, 6) @ producer[:, 0]).T, 0.0)
 
 
 def joint(x: Floats, y: Floats) -> Stats:

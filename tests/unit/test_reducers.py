@@ -13,7 +13,7 @@ from onnxgrail.algebra.reducers.factory import folds
 from onnxgrail.algebra.reducers.fold import Fold
 from onnxgrail.core import Floats, Ints, Reducer
 from onnxgrail.errors import UsageError
-from tests.unit.algebra_builders import mlp, view_of
+from tests.unit.algebra_builders import matrix_of, mlp, view_of
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_fold_makes_exactly_the_asked_clusters(kept: int, rng: np.random.Generat
     assert sorted(set(got.cluster.tolist())) == list(range(kept))
     firsts = [int(np.flatnonzero(got.cluster == c)[0]) for c in range(kept)]
     assert got.kept.tolist() == firsts == sorted(firsts)
-    np.testing.assert_allclose(got.matrix(12).sum(axis=1), 1.0)
+    np.testing.assert_allclose(matrix_of(got, 12).sum(axis=1), 1.0)
 
 
 @pytest.mark.parametrize("kept", [1, 2, 5, 9, 10])
@@ -178,6 +178,6 @@ def test_narrowing_equals_the_matrix(shape: tuple[int, ...], rng: np.random.Gene
         Reducer(kept=np.array([1, 4, 5])),
         Reducer(kept=np.array([0, 1, 4]), cluster=np.array([0, 1, 1, 0, 2, 0, 2, 2, 1])),
     ):
-        matrix = reducer.matrix(9)
+        matrix = matrix_of(reducer, 9)
         np.testing.assert_allclose(mean_rows(values, reducer), np.tensordot(matrix, values, 1), atol=1e-14)
         np.testing.assert_allclose(sum_rows(values, reducer), np.tensordot(matrix > 0, values, 1), atol=1e-14)

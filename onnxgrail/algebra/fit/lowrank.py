@@ -6,7 +6,6 @@ becomes `down` (m, k) times `up` (k, n).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,11 +50,6 @@ def rank_of(inputs: int, outputs: int, retain: float) -> int:
 def saving(inputs: int, outputs: int, rank: int) -> int:
     """Return the number of parameters that a pair saves; at most 0 if the pair is not smaller."""
     return inputs * outputs - rank * (inputs + outputs)
-
-
-def removed(shapes: Iterable[tuple[int, int]], retain: float) -> int:
-    """Return the number of parameters that go if all matrices of these shapes are replaced."""
-    return sum(max(saving(m, n, rank_of(m, n, retain)), 0) for m, n in shapes)
 
 
 def spectrum(weight: Array) -> Spectrum:

@@ -15,21 +15,8 @@ SMALLEST, LARGEST = 3e-13, 1e14
 
 
 def zero_stats(probe: Probe) -> Stats:
-    """Return the `Stats` of zero rows for `probe`: the neutral element of `Stats.merge`."""
+    """Return the `Stats` of zero rows for `probe`."""
     return Stats(gram=np.zeros((probe.width, probe.width)), total=np.zeros(probe.width), count=0)
-
-
-def gram_of(x: Array, probe: Probe, rows: Bools | None = None) -> Stats:
-    """Compute sums over the rows of one batch: G = sum x xᵀ (h, h), s = sum x (h,), n = number of rows.
-
-    `Sums.add` describes rows, arguments and errors.
-
-    References:
-        Tang et al. 2026 (GRAIL), arXiv:2602.23795, section 3.2.
-    """
-    sums = Sums(probe)
-    sums.add(x, probe, rows)
-    return sums.stats()
 
 
 class Sums:

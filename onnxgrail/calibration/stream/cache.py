@@ -76,11 +76,6 @@ class Cache:
         """Return the number of bytes in memory."""
         return self._held
 
-    @property
-    def room(self) -> int:
-        """Return the number of bytes that still fit into the memory budget."""
-        return self._budget - self._held
-
     def add(self, number: int, arrays: Feed) -> None:
         """Add arrays to one batch."""
         for name, given in arrays.items():

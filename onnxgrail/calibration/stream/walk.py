@@ -52,10 +52,6 @@ class Walk:
             self.cache[number] = {n: found[n] for n in alive}
         return passed
 
-    def alive(self, position: int) -> list[str]:
-        """Return the names of the live tensors at a cut."""
-        return self._lives.at(position)
-
     def _run(self, session: Session, cache: dict[str, Array]) -> dict[str, Array]:
         started = time.perf_counter()
         found = session.run(cache)

@@ -148,12 +148,11 @@ class Factored:
     """The replacement of a matrix.
 
     Attributes:
-        down, up: names of the two weights; `up` is stored as the products read it.
-        turned: `up` is stored transposed.
+        up: name of the second weight, as the products read it.
+        turned: it is stored transposed.
         between: per product, the name of the tensor between the two factors.
     """
 
-    down: str
     up: str
     turned: bool
     between: Mapping[str, str]
@@ -192,7 +191,7 @@ def factor(graph: ir.Graph, matrix: Matrix, down: Array, up: Array) -> Factored:
         node.replace_input_with(1, second[bool(integer(node, "transB"))])
         between[key(node)] = name
     swept(graph, old)
-    return Factored(first.name or "", second[turned].name or "", turned, between)
+    return Factored(second[turned].name or "", turned, between)
 
 
 def swept(graph: ir.Graph, value: ir.Value) -> None:

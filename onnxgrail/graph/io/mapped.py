@@ -22,7 +22,6 @@ from onnxgrail.machine.files.unchanged import SteadyFile
 ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are relative to it: one folder that contains every file
 LARGE = 2**16  # bytes; changed weights from this size on go to a file if the old ones were in a file
 
-PIECE = 2**20  # bytes copied at once
 SOURCES = "onnxgrail.sources"  # key in a model's `meta`: the files that it was loaded from
 
 

@@ -25,14 +25,13 @@ class Candidates:
     """The matrices that could be replaced.
 
     Attributes:
-        layers: in the order of the network; known: the matrix of each product.
+        layers: in the order of the network.
         matrices: by layer, those that the recipe's names allow; under `OUTSIDE` those of no layer.
         refusals: by layer, weights that have no low-rank form.
         blocks: by weight, names of the blocks that contain it, as `inspect` lists them.
     """
 
     layers: tuple[Layer, ...]
-    known: Mapping[ir.Node, Matrix]
     matrices: Mapping[str, tuple[Matrix, ...]]
     refusals: Mapping[str, tuple[Refusal, ...]]
     blocks: Mapping[str, tuple[str, ...]]
@@ -85,7 +84,6 @@ def candidates(
             refusals[name].append(why)
     return Candidates(
         layers=tuple(layers),
-        known=known,
         matrices={name: tuple(found.values()) for name, found in inside.items()},
         refusals={name: tuple(found) for name, found in refusals.items()},
         blocks=held,
