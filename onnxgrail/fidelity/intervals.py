@@ -34,16 +34,12 @@ def of_count(right: float, count: float) -> tuple[float, float] | None:
     return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))  # rounding leaves the share inside
 
 
-def of_samples(
-    table: Floats, value: Callable[[Floats], Floats], *, seed: int = 0, draws: int = DRAWS
-) -> tuple[float, float] | None:
+def of_samples(table: Floats, value: Callable[[Floats], Floats]) -> tuple[float, float] | None:
     """Compute the 95 % confidence interval of a value of sums, by resampling the samples (bootstrap).
 
     Args:
         table: (n, k) sums per sample.
         value: sums (..., k) to values.
-        seed: of the random resampling.
-        draws: number of resamples.
 
     Returns:
         None if there are fewer than two samples or no finite values.
@@ -51,7 +47,7 @@ def of_samples(
     count = len(table)
     if count < 2:
         return None
-    known = np.concatenate([value(counts @ table) for counts in _resamples(count, seed, draws)])
+    known = np.concatenate([value(counts @ table) for counts in _resamples(count)])
     known = known[np.isfinite(known)]
     if not len(known):
         return None
@@ -59,7 +55,7 @@ def of_samples(
     return low, high
 
 
-def upper_bound(values: Floats, *, most: float = math.inf, seed: int = 0, draws: int = DRAWS) -> float:
+def upper_bound(values: Floats, *, most: float = math.inf) -> float:
     """Compute a one-sided 95 % upper bound of the mean of a skewed quantity from a few samples.
 
     It is the bound of the studentized bootstrap, plus an allowance for the tail that few samples do not show: one
@@ -68,8 +64,6 @@ def upper_bound(values: Floats, *, most: float = math.inf, seed: int = 0, draws:
     Args:
         values: (n,) one per sample.
         most: largest possible value.
-        seed: of the random resampling.
-        draws: number of resamples.
 
     Returns:
         At least the mean; infinity for fewer than two values, or if one is not finite.
@@ -87,7 +81,7 @@ def upper_bound(values: Floats, *, most: float = math.inf, seed: int = 0, draws:
     if variance <= (1e-12 * max(largest, 0.0)) ** 2:
         return max(mean, largest)
     ratios = []
-    for counts in _resamples(count, seed, draws):
+    for counts in _resamples(count):
         shares = counts / count
         moved = shares @ far
         spread = np.maximum(shares @ far**2 - moved**2, STEADY * variance)
@@ -102,20 +96,20 @@ def unseen_share(count: float) -> float:
     return float(1 - LEVEL ** (1 / count)) if count > 0 else 1.0
 
 
-def _resamples(count: int, seed: int, draws: int) -> Iterator[Ints]:
-    """Yield how often resamples contain each sample, (some, n) each, `draws` resamples in all."""
-    if count * draws <= KEPT:
-        yield _few_resamples(count, seed, draws)
+def _resamples(count: int) -> Iterator[Ints]:
+    """Yield how often resamples contain each sample, (some, n) each, `DRAWS` resamples in all."""
+    if count * DRAWS <= KEPT:
+        yield _few_resamples(count)
         return
-    rng, step = np.random.default_rng(seed), max(1, CELLS // count)
-    for start in range(0, draws, step):
-        yield rng.multinomial(count, np.full(count, 1 / count), size=min(step, draws - start))
+    rng, step = np.random.default_rng(0), max(1, CELLS // count)
+    for start in range(0, DRAWS, step):
+        yield rng.multinomial(count, np.full(count, 1 / count), size=min(step, DRAWS - start))
 
 
 @functools.lru_cache(maxsize=4)
-def _few_resamples(count: int, seed: int, draws: int) -> Ints:
+def _few_resamples(count: int) -> Ints:
     """Return all resamples at once; kept, since a search judges many candidates on the same number of samples."""
-    found = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
+    found = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=DRAWS)
     found.flags.writeable = False
     return found
 

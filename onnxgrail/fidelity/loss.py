@@ -50,24 +50,21 @@ class Agreement:
     samples: int
     counted: bool
 
-    def settled_by(self, share: float = AGREES) -> int | None:
-        """Return the number of samples with which the interval would leave out `share`, for an unchanged value.
-
-        Args:
-            share: the agreement to be confirmed or ruled out.
+    def settled_by(self) -> int | None:
+        """Return the number of samples with which the interval would leave out `AGREES`, for an unchanged value.
 
         Returns:
-            The number of samples, at least the present one; None if the value is `share` or nothing is counted.
+            At least the present number; None if the value is `AGREES` or nothing is counted.
         """
         if not self.counted or self.value is None or self.interval is None or not self.samples:
             return None
         low, high = self.interval
-        if share < low or share > high:
+        if low > AGREES or high < AGREES:
             return self.samples
-        gap = abs(self.value - share)
+        gap = abs(self.value - AGREES)
         if gap == 0:
             return None
-        width = self.value - low if share < self.value else high - self.value
+        width = self.value - low if self.value > AGREES else high - self.value
         least = self.samples * (width / gap) ** 2
         if self.value in (0.0, 1.0):  # an interval that has shrunk to one side is as wide as 1 / n, not its root
             least = self.samples * width / gap

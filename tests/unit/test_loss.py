@@ -247,7 +247,7 @@ def test_how_many_samples_settle_it(
     value: float, interval: tuple[float, float], samples: int, low: int, high: int
 ) -> None:
     seen = Agreement(measure="top-1", value=value, interval=interval, higher=True, samples=samples, counted=True)
-    needed = seen.settled_by(0.98)
+    needed = seen.settled_by()
     assert needed is not None
     assert low <= needed <= high
 

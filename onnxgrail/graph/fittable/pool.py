@@ -27,6 +27,7 @@ GRID = 4  # cells along each side of an image's query
 SIDES = ("top", "bottom", "left", "right")
 BORDER = 30 / 224  # width of a frame as a fraction of the shorter side
 PADS_AS_INPUT = 11  # opset
+LEAST = 4  # whole images of a smaller rank give way to a frame
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -96,7 +97,7 @@ def entry_of(model: ir.Model, facts: Facts) -> Entry:
     )
 
 
-def plan_of(entry: Entry, opset: int, *, limit: int | None, rank: int, least: int = 4) -> Plan:
+def plan_of(entry: Entry, opset: int, *, limit: int | None, rank: int) -> Plan:
     """Return the largest pool within a parameter limit, up to a rank; a frame if whole images have too many pixels.
 
     Args:
@@ -104,7 +105,6 @@ def plan_of(entry: Entry, opset: int, *, limit: int | None, rank: int, least: in
         opset: of the model.
         limit: number of parameters; None for no limit.
         rank: the largest number of compensations.
-        least: the smallest rank for whole images; below it a frame is used.
 
     Raises:
         ModelError: not even one compensation fits.
@@ -116,7 +116,7 @@ def plan_of(entry: Entry, opset: int, *, limit: int | None, rank: int, least: in
     if entry.image and opset >= PADS_AS_INPUT:
         pixels = sum(map(math.prod, strips(entry, border_of(entry))))
         plans.append(Plan(form="frame", rank=1, query=query, value=pixels, sides=len(SIDES)))
-    for plan, low in zip(plans, [least if len(plans) > 1 else 1, 1], strict=False):
+    for plan, low in zip(plans, [LEAST if len(plans) > 1 else 1, 1], strict=False):
         found = min(rank, limit // plan.parameters)
         if found >= min(low, rank):
             return dataclasses.replace(plan, rank=found)

@@ -94,17 +94,16 @@ def bar(share: float, style: str, height: int = 10) -> Markup:
     return svg(*shapes, height=height)
 
 
-def curve(points: Sequence[tuple[float, float]], chosen: float | None, label: str, height: int = 96) -> Markup:
+def curve(points: Sequence[tuple[float, float]], chosen: float | None, label: str) -> Markup:
     """Draw error over the share of units kept, both 0 to 1; the error axis is its root, to tell small errors apart.
 
     Args:
         points: (share kept, error).
         chosen: the share that the block keeps.
         label: for a screen reader.
-        height: in pixels.
     """
     path = rooted(points)
-    inner = height - 8
+    height, inner = 96, 88
     ticks = {e: 4 + inner * (1 - math.sqrt(e)) for e in TICKS}
     grid = [el("line", x1="0", x2="100%", y1=y, y2=y, class_="axis") for y in ticks.values()]
     grid += [
