@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import onnx_ir as ir
 
@@ -138,10 +137,12 @@ def built(
         return None
     left = prepared.left([b.name for b in prepared.survey.blocks if widths.get(b.name, b.units) < b.units])
     slim = narrowed(left, ledger_of(left, widths))
-    unused = partial(surplus, left.model, left.survey, dead=dead_of(left.survey, widths))
-    stays = prepared.again is not None  # what does not pay is not in this model any more
+    unused = 0
+    if prepared.again is None:  # else what does not pay is not in this model any more
+        counted = "params" if metric == "params" else "bytes"
+        unused = surplus(left.model, left.survey, counted, dead_of(left.survey, widths))
     if metric == "params":
-        return counting.parameters(slim) - (0 if stays else unused("params"))
+        return counting.parameters(slim) - unused
     mark(slim, recipe)
     if bits:
         slim = with_initializers(slim)
@@ -151,7 +152,7 @@ def built(
         bits = {**bits, **dict.fromkeys(plan.coded, TABLE)}
         if converted(slim, bits):
             slim = (light_of(slim, ()) if prepared.batches.synthetic else blank(slim)).with_bits(bits)
-    return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim) - (0 if stays else unused("bytes"))
+    return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim) - unused
 
 
 def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]], tuple[float, float]]:

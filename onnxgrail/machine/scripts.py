@@ -45,7 +45,7 @@ def loaded(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
     path = Path(file)
     if not path.is_file():
         raise error(f"no file {str(path)!r}", hint="Give file.py:function")
-    with _explained(f"{path.name}:{name}", error), beside(path.parent):
+    with explained(f"{path.name}:{name}", error), beside(path.parent):
         spec = importlib.util.spec_from_file_location(f"_onnxgrail_script_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise error(f"{str(path)!r} cannot be imported")
@@ -58,7 +58,7 @@ def loaded(text: str, error: type[OnnxGrailError] = DataError) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _explained(source: str, kind: type[OnnxGrailError]) -> Iterator[None]:
+def explained(source: str, kind: type[OnnxGrailError] = DataError) -> Iterator[None]:
     """Turn any exception of the user's code into a one-line error."""
     try:
         yield

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from onnxgrail.calibration.feeds.parts import Column, Part, Rows
-from onnxgrail.calibration.feeds.signature import Input, Signature, agrees, check_names, converts, is_float
+from onnxgrail.calibration.feeds.signature import Input, Signature, agrees, check_names, converts
 from onnxgrail.calibration.shapes.dims import is_past
 from onnxgrail.core import Array, Ints, Labels
+from onnxgrail.graph.slots import is_float
 
 LABELS = "labels"  # data sets contain them besides the inputs; no statistic reads them
 Role = Literal["mask", "types", "positions"]

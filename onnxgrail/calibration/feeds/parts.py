@@ -92,17 +92,6 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 
 @contextlib.contextmanager
-def foreign(source: str) -> Iterator[None]:
-    """Turn any exception of the user's code into a `DataError` with one line."""
-    try:
-        yield
-    except OnnxGrailError:
-        raise
-    except Exception as error:
-        raise DataError(f"{source} raised {type(error).__name__}: {error}") from error
-
-
-@contextlib.contextmanager
 def readable(path: object) -> Iterator[None]:
     """Turn exceptions of numpy, zipfile, protobuf and optional libraries on a broken file into a `DataError`.
 

@@ -14,6 +14,7 @@ from onnxgrail.calibration.shapes.ids import table_rows
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import DataError, ModelError
 from onnxgrail.graph.rewrite.rows import TOKENS
+from onnxgrail.graph.slots import is_float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,11 +102,6 @@ def free_sizes(signature: Signature, feeds: Iterable[Feed]) -> dict[str, int]:
 def describe(signature: Signature) -> str:
     """Return the whole signature on one line."""
     return "; ".join(str(entry) for entry in signature) or "no inputs"
-
-
-def is_float(dtype: np.dtype[Any]) -> bool:
-    """Return True if a dtype is a float, including those of `ml_dtypes` (kind V)."""
-    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
 def check_names(names: set[str], signature: Signature, source: str, others: Mapping[str, Any] | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.quantize.noise import last_values, read_by
+from onnxgrail.calibration.quantize.noise import last_values, upstream
 from onnxgrail.calibration.quantize.placing import Placing
 from onnxgrail.core import Feed, Floats
 from onnxgrail.graph.bits.exempt import exempted
@@ -67,7 +67,8 @@ class Source:
         """
         if self.plain:
             return []
-        read, last = read_by(self.ready, self.layers()), last_values(self.ready, LAYERS)
+        inputs = (value for layer in self.layers() for value in layer.inputs if value is not None)
+        read, last = upstream(self.ready, inputs, lambda _: True), last_values(self.ready, LAYERS)
         found = (n for n in self.ready.graph if n.op_type in BETWEEN and not n.domain and n.outputs[0] in read)
         return [n for n in found if n.outputs[0].dtype == ir.DataType.FLOAT and not last.intersection(n.outputs)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,17 +88,13 @@ def last_values(model: ir.Model, layers: Collection[str]) -> set[ir.Value]:
 
     In the heads of some detectors, boxes pass a layer after they were joined with scores; the scores do not.
     """
-    found = set(model.graph.outputs)
+    return upstream(model, model.graph.outputs, lambda node: node.op_type not in (*layers, *SIZES))
+
+
+def upstream(model: ir.Model, ends: Iterable[ir.Value], passes: Callable[[ir.Node], bool]) -> set[ir.Value]:
+    """Return some values and those that they depend on, by ways through nodes that pass only."""
+    found = set(ends)
     for node in reversed(list(model.graph)):
-        if node.op_type not in (*layers, *SIZES) and any(output in found for output in node.outputs):
+        if passes(node) and any(output in found for output in node.outputs):
             found.update(value for value in node.inputs if value is not None)
     return found
-
-
-def read_by(model: ir.Model, layers: Collection[ir.Node]) -> set[ir.Value]:
-    """Return the values that some layer depends on."""
-    ahead: set[ir.Value] = set()
-    for node in reversed(list(model.graph)):
-        if node in layers or any(output in ahead for output in node.outputs):
-            ahead.update(value for value in node.inputs if value is not None)
-    return ahead

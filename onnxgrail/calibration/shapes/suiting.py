@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.signature import Signature, is_float, signature_of
+from onnxgrail.calibration.feeds.signature import Signature, signature_of
 from onnxgrail.calibration.observe import probe_feed
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.calibration.runtime.wording import shapes_of
@@ -18,6 +18,7 @@ from onnxgrail.calibration.shapes.dims import Sized, Usual, choose, is_past
 from onnxgrail.core import Feed
 from onnxgrail.errors import DataError, ModelError
 from onnxgrail.graph.io.serial import pack
+from onnxgrail.graph.slots import is_float
 
 RUNS = 48  # maximum number of runs of the model
 TOLD = 6  # maximum number of shapes in a message

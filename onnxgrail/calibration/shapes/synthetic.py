@@ -14,12 +14,13 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.reading import ALL, Sampling
-from onnxgrail.calibration.feeds.signature import Input, Signature, is_float, signature_of
+from onnxgrail.calibration.feeds.signature import Input, Signature, signature_of
 from onnxgrail.calibration.shapes.caches import head_widths
 from onnxgrail.calibration.shapes.dims import Shapes, Sized, Usual, choose, is_past
 from onnxgrail.calibration.shapes.ids import table_rows
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import DataError, UsageError
+from onnxgrail.graph.slots import is_float
 
 SAMPLES, MOST = 64, 1_000_000
 COST = (

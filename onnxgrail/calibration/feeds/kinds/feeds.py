@@ -14,12 +14,12 @@ import numpy as np
 
 from onnxgrail.calibration.feeds.kinds.kind import Kind, with_suffix
 from onnxgrail.calibration.feeds.matching import from_mapping
-from onnxgrail.calibration.feeds.parts import Part, foreign, natural, readable
+from onnxgrail.calibration.feeds.parts import Part, natural, readable
 from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.calibration.feeds.signature import Signature, describe
 from onnxgrail.core import Array
 from onnxgrail.errors import DataError
-from onnxgrail.machine.scripts import called, is_named
+from onnxgrail.machine.scripts import called, explained, is_named
 
 FEED_LIMIT = 1024
 MARKS = ("polygraphy_class", "__polygraphy_encoded_ndarray")  # of newer and older files
@@ -38,7 +38,7 @@ def from_feeds(feeds: Iterable[Any], signature: Signature, source: str, limit: i
         DataError: an item is not a dict of the model's inputs, there are no items, or the iterable raises.
     """
     parts: list[Part] = []
-    with foreign(source):
+    with explained(source):
         items = list(islice(feeds, (limit or FEED_LIMIT) + 1))
     for number, item in enumerate(items[: limit or FEED_LIMIT]):
         if not isinstance(item, Mapping):

@@ -15,9 +15,10 @@ import numpy as np
 from onnxgrail.calibration.feeds.kinds.kind import SCALE, Kind
 from onnxgrail.calibration.feeds.parts import Column, Part, natural, readable
 from onnxgrail.calibration.feeds.reading import Reading
-from onnxgrail.calibration.feeds.signature import Input, Signature, describe, is_float
+from onnxgrail.calibration.feeds.signature import Input, Signature, describe
 from onnxgrail.core import Array, Ints, Labels
 from onnxgrail.errors import DataError, MissingExtraError, UsageError
+from onnxgrail.graph.slots import is_float
 
 SIZE = 224  # height and width if the model leaves them open
 MODES = {1: "L", 3: "RGB"}
