@@ -16,7 +16,6 @@ from onnxgrail.recipe.check import merged
 from onnxgrail.recipe.choices import Options
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.recipe.trust import FILES
-from onnxgrail.report.report import Report
 from onnxgrail.report.result import Result
 
 
@@ -65,14 +64,10 @@ def apply(
     for name in FILES:
         if choices.get(name) is None:
             choices[name] = found.place(name)
-    result = compress(
+    return compress(
         model,
         output,
         data=data if data is not None else found.place("data"),
         held_out=held_out if held_out is not None else found.place("held_out"),
         **choices,
     )
-    if not found.note:
-        return result
-    said = result.report.data
-    return dataclasses.replace(result, report=Report(data={**said, "notes": [found.note, *said["notes"]]}))

@@ -39,15 +39,11 @@ KINDS = "Give a file of --save-recipe, a JSON report, or a model that onnxgrail 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """The content of a recipe: choices for `compress`, and unchecked paths as text.
-
-    `note` explains a choice that is interpreted differently from its text.
-    """
+    """The content of a recipe: choices for `compress`, and unchecked paths as text."""
 
     origin: Origin
     choices: Mapping[str, Any]
     named: Mapping[str, str]
-    note: str = ""
 
     def place(self, name: str) -> str | None:
         """Return the data, the held-out data (or their number) or another file; None if the recipe names none.
@@ -200,7 +196,7 @@ def read(source: str | Path | Mapping[str, Any]) -> Saved:
         raise UsageError(f"{path} holds {what}, expected keys and values such as `ratio: 0.3`")
     if found.get("schema") == SCHEMA and isinstance(found.get("recipe"), Mapping):
         return _of_report(found, str(path))
-    return (_since if BESIDE[-1] in found else _saved)(found, Origin(label=str(path), folder=path.parent))
+    return _saved(found, Origin(label=str(path), folder=path.parent))
 
 
 def _of_report(report: Mapping[str, Any], label: str) -> Saved:
@@ -209,7 +205,7 @@ def _of_report(report: Mapping[str, Any], label: str) -> Saved:
     data = None if calibration.get("synthetic", True) else calibration.get("source")
     asked = (_part(verification, "judged") or _part(verification, "held_out")).get("asked")
     held = None if asked == AUTO else asked
-    return _since({**report["recipe"], "data": data, "held_out": held}, Origin(label=label))
+    return _saved({**report["recipe"], "data": data, "held_out": held}, Origin(label=label))
 
 
 def _part(report: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -226,35 +222,7 @@ def _of_model(path: Path) -> Saved:
         raise UsageError(
             f"the last command that wrote {path} is {last.get('command')!r}", hint="Only compress is repeated"
         )
-    return _since(last["recipe"], Origin(label=str(path)))
-
-
-def _since(content: Mapping[Any, Any], origin: Origin) -> Saved:
-    """Read a recipe that onnxgrail wrote; in versions before `unit_ratio`, `ratio` had that meaning.
-
-    Without any amount it is from a version whose default was a ratio of 0.3, and without `only_widths` from one that
-    reached sizes by widths alone.
-    """
-    found = _saved(content, origin)
-    if not any(name in content for name in AMOUNTS):
-        return dataclasses.replace(found, choices={**found.choices, "ratio": 0.3})
-    if "only_widths" not in content and _sized(found.choices):
-        found = dataclasses.replace(found, choices={**found.choices, "only_widths": True})
-    share = found.choices.get("ratio")
-    if {"unit_ratio", "only_widths"} & content.keys() or not share:  # a short entry has the younger one alone
-        return found
-    told = f"{origin.label} was written before --unit-ratio existed: its ratio {share:g} is"
-    if "grail" not in found.choices.get("method", "grail"):
-        note = f"{told} read as a share of the parameters in layers, and was one of all parameters"
-        return dataclasses.replace(found, note=note)
-    note = f"{told} read as --unit-ratio {share:g}"
-    return dataclasses.replace(found, choices={**found.choices, "ratio": None, "unit_ratio": share}, note=note)
-
-
-def _sized(choices: Mapping[str, Any]) -> bool:
-    """Return True if a size decided how much a run removed, and weights kept their bits."""
-    names = ("target_size", "max_loss", "minimize", "quantize")
-    return Recipe(**{name: choices[name] for name in names if name in choices}).chooses_bits
+    return _saved(last["recipe"], Origin(label=str(path)))
 
 
 def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:

@@ -23,7 +23,6 @@ from onnxgrail.graph.bits.plan import SPARED, plan_of
 from onnxgrail.graph.rotate.marked import SECOND
 from onnxgrail.narrowing.bits.rounding import CODED
 from onnxgrail.options import KINDS
-from onnxgrail.recipe import storage
 from tests.tiny import feed, tiny
 
 from . import nets
@@ -337,10 +336,3 @@ def test_the_same_run_gives_the_same_bytes_also_after_a_stop(
 def test_contradictions(wide: Path, choices: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         small(wide, "no.onnx", **choices)
-
-
-def test_recipes_of_earlier_versions_keep_their_meaning() -> None:
-    old = {"onnxgrail": "0.1", "target_size": "50%", "max_loss": None}
-    assert storage._since(old, storage.Origin(label="old")).choices["only_widths"] is True
-    assert "only_widths" not in storage.read({"target_size": "50%"}).choices
-    assert "only_widths" not in storage._since({**old, "quantize": "int4"}, storage.Origin(label="old")).choices

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-import yaml
 
 import onnxgrail
 from onnxgrail import models
@@ -126,36 +125,7 @@ def test_asked_and_achieved_are_in_one_unit(option: str, folder: Path) -> None:
     assert f"asked to remove {figures.share(0.4)} of {of}" in page
 
 
-# ------------------------------------------------------------------------------------------------------ old recipes
-
-
-def old(folder: Path, kind: str) -> Path:
-    """A recipe, report or model as they were written before there was `unit_ratio`."""
-    path = folder / {"model": "old.onnx", "report": "old.json"}.get(kind, "old.yaml")
-    choices = storage.plain({"ratio": 0.4, "blocks": ["mlp"], "round_to": 1, "compensate": "grail"})
-    if kind == "model":
-        model = nets.mlp()
-        note = json.dumps([{"command": "compress", "version": "0.1.0", "recipe": choices}])
-        model.metadata_props.add(key=storage.KEY, value=note)
-        onnx.save(model, path)
-    elif kind == "report":
-        path.write_text(json.dumps({"schema": 1, "recipe": choices, "calibration": None}))
-    else:
-        path.write_text(yaml.safe_dump({"onnxgrail": "0.1.0", **choices}))
-    return path
-
-
-@pytest.mark.parametrize("kind", ["recipe", "report", "model"])
-def test_a_ratio_of_before_is_read_as_what_it_was(kind: str, folder: Path) -> None:
-    path = old(folder, kind)
-    told = run("apply", path, folder / "m.onnx", folder / "a.onnx", "--data", folder / "d.npz")
-    assert told.exit_code == 0, told.output
-    assert "written before --unit-ratio existed: its ratio 0.4 is read as --unit-ratio 0.4" in told.stderr
-    choices = {"unit_ratio": 0.4, "blocks": ("mlp",), "round_to": 1, "compensate": "grail"}
-    onnxgrail.compress(folder / "m.onnx", folder / "b.onnx", data=folder / "d.npz", **choices)
-    assert (folder / "a.onnx").read_bytes() == (folder / "b.onnx").read_bytes()
-    again = run("apply", folder / "a.onnx", folder / "m.onnx", folder / "c.onnx", "--data", folder / "d.npz")
-    assert (again.exit_code, "written before" in again.stderr) == (0, False)
+# ---------------------------------------------------------------------------------------------------------- recipes
 
 
 def test_the_ratio_in_a_short_entry_of_a_model_is_one_of_parameters(folder: Path) -> None:
@@ -164,17 +134,7 @@ def test_the_ratio_in_a_short_entry_of_a_model_is_one_of_parameters(folder: Path
     storage.shorten(model)
     ir.save(model, folder / "short.onnx")
     found = storage.read(folder / "short.onnx")
-    assert (found.choices["ratio"], found.choices.get("unit_ratio"), found.note) == (0.4, None, "")
-
-
-def test_a_recipe_by_hand_means_what_is_meant_now(folder: Path) -> None:
-    (folder / "r.yaml").write_text("ratio: 0.4\nblocks: mlp")
-    found = storage.read(folder / "r.yaml")
-    assert (found.choices["ratio"], found.note) == (0.4, "")
-    (folder / "g.yaml").write_text("onnxgrail: 0.1.0\nratio: 0.4\nmethod: [grasp]")
-    found = storage.read(folder / "g.yaml")
-    assert found.choices["ratio"] == 0.4
-    assert "read as a share of the parameters in layers" in found.note
+    assert (found.choices["ratio"], found.choices.get("unit_ratio")) == (0.4, None)
 
 
 def test_an_amount_of_the_call_replaces_that_of_the_recipe(folder: Path) -> None:
