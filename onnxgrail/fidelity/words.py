@@ -55,7 +55,7 @@ class Headline:
 def headline_of(data: Data) -> Headline | None:
     """Return the verdict on the worst output of a report's model, None if nothing was compared."""
     last = last_of(data)
-    return told(last["headline"], judged_of(data, last)) if last.get("headline") else None
+    return told(last["headline"], last["judged"]) if last.get("headline") else None
 
 
 def last_of(data: Data) -> Data:
@@ -77,17 +77,6 @@ def told(verdict: Data, judged: Data) -> Headline:
         silent=silent,
         far=not silent and distance(verdict) > FAR,
     )
-
-
-def judged_of(data: Data, entry: Data) -> Data:
-    """Return the description of the samples that judged a model; it is derived for older reports without it."""
-    if entry.get("judged"):
-        return dict(entry["judged"])
-    held, calibration = entry.get("held_out"), data.get("calibration") or {}
-    outputs: Sequence[Data] = entry.get("outputs") or ({},)
-    samples = held["samples"] if held else outputs[0].get("samples")
-    on = "held-out" if held else "random" if calibration.get("synthetic") else "calibration"
-    return {"on": on, "samples": samples, "seen": on == "calibration"}
 
 
 def where(judged: Data) -> str:

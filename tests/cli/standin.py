@@ -32,7 +32,10 @@ def data(**changes):
             {"kind": "stream", "units": 8, "kept": 8, "outcome": {"status": "skipped", "reason": "not selected"}},
         ],
         "refusals": [REFUSAL],
-        "verification": {"outputs": [{"name": "y", "cosine": 0.98, "nmse": 0.01, "max_abs": 1.0}]},
+        "verification": {
+            "outputs": [{"name": "y", "cosine": 0.98, "nmse": 0.01, "max_abs": 1.0}],
+            "judged": {"on": "calibration", "samples": 16, "seen": True},
+        },
         "notes": ["a note"],
         **changes,
     }

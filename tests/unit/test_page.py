@@ -21,6 +21,7 @@ from onnxgrail.report.page.network import BlockRow, LeftRow, rows_of
 from onnxgrail.report.page.sensitivity import STEPS, _short, heat_step
 from tests.cli.standin import data as partial
 from tests.page_data import JOINED, block, encoder, inspection, refusal
+from tests.verdicts import checked, output, verdict
 
 EMPTY = {"br", "col", "hr", "img", "input", "link", "meta", "wbr"}
 EVIL = "</script></title><script>alert(1)</script><img src=x onerror='alert(2)'>\"&\u202e\x00"
@@ -237,8 +238,9 @@ def test_accuracy_is_shown_where_it_is_known() -> None:
     held = held_out()
     assert "Top-1" not in Page(report_page(encoder(verification=encoder()["verification"] | {"held_out": held}))).text
     scores = {"judged": 64, "top1": 0.984375, "top1_reference": 1.0, "perplexity": None, "perplexity_reference": None}
-    held = held | {"outputs": [{**held["outputs"][0], **scores}]}
-    page = Page(report_page(encoder(verification=encoder()["verification"] | {"held_out": held}))).text
+    outputs = [{**held["outputs"][0], **scores}]
+    checks = encoder()["verification"] | {"held_out": held | {"outputs": outputs}, "outputs": outputs}
+    page = Page(report_page(encoder(verification=checks))).text
     assert "98.44" in page
     assert "Top-1, original" in page
     assert "Perplexity" not in page
@@ -254,7 +256,7 @@ def test_the_gate_on_the_page_is_that_of_the_held_out_samples() -> None:
 def test_what_followed_the_narrowing_is_told() -> None:
     finding = {"level": "advice", "op": "", "node": "", "reason": "open sizes"}
     quantised = {"kind": "int8", "bytes_before": 400, "bytes_after": 100, "kept_float": ["a", "b"], "notes": []}
-    quantised |= {"outputs": held_out(0.5)["outputs"], "held_out": None, "to_narrowed": [], "latency_ms": None}
+    quantised |= checked(output("y", verdict(value=0.5)), on="calibration", samples=64)
     matrices = [{"params_before": 100, "params_after": 10}] * 2
     grasp = {"layers": [{"name": "layer.7", "redundancy": 0.99, "replaced": True}], "matrices": matrices}
     data = encoder(

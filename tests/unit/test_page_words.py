@@ -8,7 +8,7 @@ import pytest
 
 from onnxgrail.report.page import report_page
 from tests.page_data import encoder
-from tests.unit.test_page import Page, held_out
+from tests.unit.test_page import Page
 from tests.verdicts import checked, output, verdict
 
 
@@ -44,24 +44,6 @@ def test_a_head_that_says_little_says_so(on: str, said: str, advice: str) -> Non
     assert advice in page.text
     assert ("1.0000" in head) is (on != "random")
     assert any("silent" in str(tag.get("class")) for tag in page.named("div")) is (on == "random")
-
-
-def old(**changes: Any) -> dict[str, Any]:
-    """A report of before outputs had verdicts, with a few calibration samples beside the held-out ones."""
-    first = {"name": "last_hidden_state", "samples": 16, "cosine": 0.948, "nmse": 0.102, "max_abs": 1.08}
-    return encoder(verification={"checker": True, "ort_load": True, "outputs": [first], "held_out": None, **changes})
-
-
-def test_reports_of_before_show_cosines() -> None:
-    page = Page(report_page(old())).text
-    assert "last_hidden_state 16 calibration samples" in page.replace("state16", "state 16")
-    page = Page(report_page(old(held_out=held_out()))).text
-    assert page.index("64 held-out samples") < page.index("16 calibration samples")
-    assert "0.9100" in page[: page.index("Before and after")]
-    assert "Cosine, worst sample" in page
-    assert "0.82000" in page
-    assert "Cosine, held-out" in page
-    assert "64 samples, calib.npz" in page
 
 
 def step(name: str, median: float, ratio: float | None = None, interval: list[float] | None = None) -> dict[str, Any]:

@@ -8,14 +8,7 @@ from typing import Any
 from onnxgrail.fidelity.words import SAYS_NOTHING, Headline, headline_of, speed
 from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
-from onnxgrail.report.summary import judged
 
-LABELS = {
-    (False, False): "Cosine to original",
-    (False, True): "Cosine, held-out",
-    (True, False): "Lowest cosine",
-    (True, True): "Lowest, held-out",
-}
 ONCE = "measured once, no interval"
 
 
@@ -66,7 +59,7 @@ def _latency(data: Mapping[str, Any]) -> list[Markup]:
 def _fidelity(data: Mapping[str, Any]) -> list[Markup]:
     headline = headline_of(data)
     if headline is None:
-        return _cosine(data)
+        return []
     if headline.silent:
         return [card("Fidelity", "not known", headline.caveat, silent=True)]
     return [card(headline.measure, figures.words(headline.value), _note(headline), headline.share)]
@@ -76,13 +69,3 @@ def _note(headline: Headline) -> Markup:
     """Return interval, output and samples of the headline, and its caveat."""
     place = f" on {headline.where}" + (f"; {headline.caveat}" if headline.caveat else "")
     return join((f"{figures.words(headline.extent)}; ", name(headline.output), place))
-
-
-def _cosine(data: Mapping[str, Any]) -> list[Markup]:
-    """Return the card of the lowest cosine, for old reports without other measures."""
-    known = [(o["cosine"], str(o["name"])) for o in judged(data) if o.get("cosine") is not None]
-    if not known:
-        return []
-    cosine, output = min(known)
-    label = LABELS[len(known) > 1, bool((data.get("verification") or {}).get("held_out"))]
-    return [card(label, f"{cosine:.4f}".replace("-", figures.MINUS), name(output), cosine)]

@@ -68,7 +68,7 @@ def _lead(data: Mapping[str, Any], blocks: Sequence[BlockRow]) -> Markup:
     of = f"{cut} of {figures.plural(len(blocks), 'block')}"
     asked = _asked(data)
     verb = "would be" if model.get("output") is None else "were"
-    removed = figures.share(model.get("model_ratio", model.get("achieved_ratio")))
+    removed = figures.share(model["model_ratio"])
     return el(
         "span",
         f"{of} {verb} narrowed{f': asked {asked}' if asked else ''}. That is {removed} of all parameters of the model.",
@@ -88,8 +88,6 @@ def _asked(data: Mapping[str, Any]) -> str:
         return f"for a loss of at most {figures.error(search['limit'])}{told}"
     if model.get("asked_ratio") is None:
         return ""
-    if "ratio_of" not in model:  # reports of version 0.1 have no comparable ratios
-        return f"to remove {figures.share(model['asked_ratio'], 0)} of their channels, neurons and heads"
     share, achieved = figures.share(model["asked_ratio"]), figures.share(model["achieved_ratio"])
     return f"to remove {share} of {SHARES.get(model['ratio_of'], 'all parameters')}, achieved {achieved}"
 

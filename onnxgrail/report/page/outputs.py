@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from onnxgrail.fidelity.words import caveat, extent, judged_of, more, value, where
+from onnxgrail.fidelity.words import caveat, extent, more, value, where
 from onnxgrail.report.page.html import figures
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
 from onnxgrail.report.page.html.table import section, table
@@ -41,11 +41,8 @@ def _measured(data: Mapping[str, Any]) -> Iterator[tuple[str, Outputs]]:
     """Yield the compared samples in words with the results per output: the written model first."""
     for key, title in (("quantization", "quantized, "), ("verification", "")):
         entry = data.get(key) or {}
-        held = entry.get("held_out") or {}
-        sides = [(judged_of(data, entry), held.get("outputs") or entry.get("outputs") or ())]
-        if held and not entry.get("judged"):  # reports that also hold results on calibration samples
-            sides.append((judged_of(data, {"outputs": entry["outputs"]}), entry["outputs"]))
-        yield from ((title + where(judged), outputs) for judged, outputs in sides if outputs)
+        if entry.get("outputs"):
+            yield title + where(entry["judged"]), entry["outputs"]
 
 
 def _verdicts(found: Sequence[tuple[str, Outputs]]) -> Markup | None:
@@ -90,7 +87,7 @@ def _distances(found: Sequence[tuple[str, Outputs]]) -> Markup:
 
 def _advice(data: Mapping[str, Any]) -> Markup | None:
     """Return advice if the numbers are not from held-out samples, else None."""
-    judged = judged_of(data, data.get("verification") or {})
+    judged = data["verification"]["judged"]
     if judged["on"] == "random":
         return el("p", f"{caveat(judged).capitalize()}. Give --data with real samples; a fifth of them will judge.")
     if judged.get("seen"):
