@@ -18,7 +18,8 @@ import numpy as np
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.both import Pair, run_both
-from onnxgrail.calibration.feeds.data import read
+from onnxgrail.calibration.feeds.data import read_apart
+from onnxgrail.calibration.feeds.reading import Sampling
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.fidelity.loss import losses_of, upper_bound
 from onnxgrail.graph.io import model_file
@@ -56,7 +57,7 @@ def losses(name: str, ratio: float) -> Any:
     """Return the loss of every held-out sample."""
     embedded = models.load(name)
     images = {key: array for key, array in np.load(embedded.heldout).items() if key != "labels"}
-    batches = read(images, signature_of(model_file.load(embedded.model)), batch_size=64)
+    batches = read_apart(images, signature_of(model_file.load(embedded.model)), 0, Sampling(batch_size=64))[0]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "small.onnx"
         onnxgrail.compress(embedded.model, file, data=embedded.calibration, ratio=ratio)

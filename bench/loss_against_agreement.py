@@ -28,7 +28,7 @@ import numpy as np
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.both import Pair, run_both
-from onnxgrail.calibration.feeds.data import read
+from onnxgrail.calibration.feeds.data import read_apart
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.errors import OnnxGrailError
 from onnxgrail.fidelity import Tally
@@ -146,7 +146,7 @@ def row(subject: Subject, ratio: float, folder: Path) -> dict[str, Any]:
 
 def judged(subject: Subject, file: Path) -> Tally:
     """Run both models on the held-out samples."""
-    batches = read(subject.held, signature_of(model_file.load(subject.model)))
+    batches = read_apart(subject.held, signature_of(model_file.load(subject.model)), 0)[0]
     return run_both(Pair(subject.model, file), batches, texts=True)
 
 

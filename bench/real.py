@@ -32,7 +32,8 @@ from onnxruntime.quantization import CalibrationDataReader, quantize_static
 import onnxgrail
 from bench.loss_against_agreement import SAMPLES, reader_of
 from onnxgrail import models
-from onnxgrail.calibration.feeds.data import read
+from onnxgrail.calibration.feeds.data import read_apart
+from onnxgrail.calibration.feeds.reading import Sampling
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.errors import OnnxGrailError
 from onnxgrail.graph.io import model_file
@@ -155,14 +156,14 @@ def subjects(folder: Path | None) -> Iterator[Subject]:
     for name in models.names():
         embedded = models.load(name)
         signature = signature_of(model_file.load(embedded.model))
-        calib = read(embedded.calibration, signature, batch_size=1)
+        calib = read_apart(embedded.calibration, signature, 0, Sampling(batch_size=1))[0]
         with np.load(embedded.heldout) as file:
             held = {key: file[key][:SAMPLES] for key in file.files if key != "labels"}
         yield Subject(
             name=name,
             model=Path(embedded.model),
             calib=[dict(feed) for feed in calib],
-            held=[dict(feed) for feed in read(held, signature, batch_size=1)],
+            held=[dict(feed) for feed in read_apart(held, signature, 0, Sampling(batch_size=1))[0]],
             stacked=True,
             judge=same,
         )

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.data import fixed_batch, read
+from onnxgrail.calibration.feeds.data import fixed_batch
 from onnxgrail.calibration.feeds.signature import Input, padding_mask, signature_of
 from onnxgrail.errors import DataError, ModelError
+from tests.reading import read
 
 F32 = np.dtype(np.float32)
 

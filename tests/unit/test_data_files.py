@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.kinds import arrays
 from onnxgrail.errors import DataError
+from tests.reading import read
 from tests.unit.test_data import FIXED, OPEN, entry, rows, sizes
 
 

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.signature import Input
 from onnxgrail.errors import DataError
+from tests.reading import read
 from tests.unit import samples
 from tests.unit.test_kinds import BERT, I64, LM, NCHW, batch
 

@@ -10,7 +10,6 @@ import pytest
 
 from onnxgrail.algebra.moments import triangles
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.stream import dense
 from onnxgrail.calibration.stream.stream import Stream
@@ -20,6 +19,7 @@ from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.machine.progress import silent
 from tests.e2e import nets
 from tests.oracle import prepared_of, survey_of
+from tests.reading import read
 
 PROVIDERS = ("CPUExecutionProvider",)
 

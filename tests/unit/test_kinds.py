@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.kinds import arrays, images
 from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.calibration.feeds.signature import Input
 from onnxgrail.errors import DataError, MissingExtraError, ModelError, UsageError
+from tests.reading import read
 from tests.unit import samples
 
 F32, I64, U8 = (np.dtype(kind) for kind in (np.float32, np.int64, np.uint8))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from onnxgrail.calibration.both import Pair, run_both
-from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.core import Array
@@ -20,6 +19,7 @@ from onnxgrail.fidelity.loss import Agreement, Loss, losses_of, worst_loss
 from onnxgrail.fidelity.measures import MEASURES
 from onnxgrail.fidelity.measures.values import BOXES
 from onnxgrail.graph.io.serial import to_bytes
+from tests.reading import read
 from tests.tiny import ints, tiny
 
 N = 24

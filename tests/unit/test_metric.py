@@ -13,13 +13,13 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.metric import Metric, metric_of, outputs_of
 from onnxgrail.core import Array, Labels
 from onnxgrail.errors import MetricError
 from onnxgrail.graph.io.serial import to_bytes
 from tests.pages import examples
+from tests.reading import read
 from tests.tiny import tiny
 
 N = 12

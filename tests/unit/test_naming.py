@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.calibration.feeds.data import read
 from onnxgrail.calibration.feeds.signature import Input
 from onnxgrail.errors import DataError
+from tests.reading import read
 
 I64 = np.dtype(np.int64)
 

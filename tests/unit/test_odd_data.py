@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from onnxgrail.calibration.feeds.data import read
 from onnxgrail.errors import DataError
+from tests.reading import read
 from tests.unit.test_data import OPEN, entry, rows
 
 

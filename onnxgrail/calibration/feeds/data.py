@@ -37,38 +37,6 @@ BLOCK = 64  # samples checked at a time: bounds memory for mapped files
 Source = str | os.PathLike[str] | Mapping[str, Any] | Array | Iterable[Feed]
 
 
-def read(
-    source: Source,
-    signature: Signature,
-    *,
-    samples: int | None = None,
-    batch_size: int = 8,
-    seed: int = 0,
-    reading: Reading | None = None,
-) -> Batches:
-    """Read batches from a path of any kind in `kinds.KINDS`, from arrays by name, or from ready feeds.
-
-    The first axis counts samples.  A model with a fixed batch size gets batches of that size, and a last short batch is
-    dropped with a note; otherwise the last batch may be shorter.  Numbers without axes are shared by all samples.
-    Arrays with different first axes form one ready feed, which is passed as it is; so is every item of an iterable and
-    every test_data_set, and every row of arrays that all have one axis more than their inputs.
-
-    Args:
-        source: the data.
-        signature: the model's inputs.
-        samples: number of samples to take: one random sample from each of that many equal stretches of the data, which
-            suits data sorted by class or cycling through classes.  None takes all.
-        batch_size: samples per feed if the model leaves it open.
-        seed: seed of the random samples.
-        reading: settings for files that do not contain them.
-
-    Raises:
-        DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, or there are no data.
-    """
-    sampling = Sampling(samples=samples, batch_size=batch_size, seed=seed)
-    return read_apart(source, signature, 0, sampling, reading=reading)[0]
-
-
 def read_apart(
     source: Source,
     signature: Signature,
@@ -78,16 +46,23 @@ def read_apart(
     reading: Reading | None = None,
     group: Group = SOLO,
 ) -> tuple[Batches, Batches | None]:
-    """Read batches like `read`, with `apart` random samples, spread evenly over the data, in batches of their own.
+    """Read batches from a path of any kind in `kinds.KINDS`, from arrays by name, or from ready feeds.
 
-    If `samples` is given, the samples held back come in addition.  Ready feeds are held back whole.  With `apart` None,
-    a fifth is held back, or nothing if there are too few samples (see `held_out.spare`).
+    The first axis counts samples.  A model with a fixed batch size gets batches of that size, and a last short batch is
+    dropped with a note; otherwise the last batch may be shorter.  Numbers without axes are shared by all samples.
+    Arrays with different first axes form one ready feed, which is passed as it is; so is every item of an iterable and
+    every test_data_set, and every row of arrays that all have one axis more than their inputs.
+
+    `apart` random samples, spread evenly over the data, are in batches of their own.  If a number of samples is asked
+    for, those held back come in addition.  Ready feeds are held back whole.  With `apart` None, a fifth is held back,
+    or nothing if there are too few samples (see `held_out.spare`).
 
     Args:
         source: the data.
         signature: the model's inputs.
         apart: number of samples to hold back.
-        sampling: as the arguments of `read`.
+        sampling: how many samples to take: one random sample from each of that many equal stretches of the data, which
+            suits data sorted by class or cycling through classes.
         reading: settings for files that do not contain them.
         group: processes that share the work; each checks only the values of its own batches.
 
@@ -95,7 +70,8 @@ def read_apart(
         The batches to fit to, and the batches held back, None if there are none.
 
     Raises:
-        DataError: as in `read`, or no samples would be left.
+        DataError: names, dtypes, ranks or fixed dimensions differ, values are NaN or infinite, there are no data, or
+            none would be left.
     """
     reading = reading or Reading()
     fixed = fixed_batch(signature) or 1
