@@ -17,6 +17,7 @@ from onnxgrail.graph.stored.packed import BYTE, packed_bits
 from onnxgrail.graph.trace.facts import key
 
 LEAST = 16  # weights of the smallest block
+HEAD = 0.02  # most of the numbers in matrices that a matrix before an output may hold to get 8 bits
 FIELDS, NAMES = 160, 4  # bytes of a node of few bits and its tensors, and how often they repeat the name of its weight
 
 
@@ -123,6 +124,20 @@ def _product(graph: ir.Graph, node: ir.Node) -> ir.Node:
 def name_bytes(weight: str) -> int:
     """Return the bytes of names, shapes and attributes that a weight needs in a few bits, besides its numbers."""
     return FIELDS + NAMES * len(weight)
+
+
+def small_heads(known: Mapping[ir.Node, Matrix]) -> set[str]:
+    """Return the matrices that compute outputs of the model and hold few of the numbers: 8 bits cost next to nothing.
+
+    No layer makes up for their errors.
+    """
+    total = sum(matrix.inputs * matrix.outputs for matrix in dict.fromkeys(known.values()))
+    found = set()
+    for node, matrix in known.items():
+        ends = [node.outputs[0], *(use.node.outputs[0] for use in node.outputs[0].uses() if use.node.op_type == "Add")]
+        if matrix.inputs * matrix.outputs <= HEAD * total and any(value.is_graph_output() for value in ends):
+            found.add(matrix.weight)
+    return found
 
 
 def unpackable(model: ir.Model, known: Mapping[ir.Node, Matrix], fixed: Collection[str]) -> dict[ir.Node, str]:

@@ -15,7 +15,7 @@ from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
 from onnxgrail.graph.bits.folded import origin
-from onnxgrail.graph.bits.matrices import LEAST, least_padding, name_bytes, stored_bytes, unpackable
+from onnxgrail.graph.bits.matrices import LEAST, least_padding, name_bytes, small_heads, stored_bytes, unpackable
 from onnxgrail.graph.bits.slots import FLOATS, slots_of
 from onnxgrail.graph.bits.tables import stored_table_bytes
 from onnxgrail.graph.bits.unpacked import HARDLY, PAIRS_BYTES, UNEVEN, convolutions, node_bytes, saved, whole_blocks
@@ -29,7 +29,6 @@ from onnxgrail.options import WEIGHTS
 
 FLOAT = 32  # bits of a weight that keeps its numbers
 TABLE = 8  # bits of tables: four would cost more than in matrices, since no sum averages their errors
-HEAD = 0.02  # most of the numbers in matrices that a matrix before an output may hold to get 8 bits
 NONE: Mapping[str, int] = MappingProxyType({})
 NOWHERE: Mapping[str, str] = MappingProxyType({})
 TYPES = (np.float32, np.float16)  # that the kernels compute in
@@ -171,7 +170,7 @@ def plan_of(
     left |= {node: INSIDE.format(node.op_type) for node in model.graph if weights_inside(node)}
     chosen, rows, slower, vectors, channels = [], [], list[Matrix](), list[Matrix](), by_channel(model, recipe)
     windows = convolutions(model)
-    heads = set() if bits else _small_heads(known | {node: one for node, one, _ in windows if one is not None})
+    heads = set() if bits else small_heads(known | {node: one for node, one, _ in windows if one is not None})
     windows = [(node, one, LAST) if one and one.weight in heads else (node, one, why) for node, one, why in windows]
     if channels and opset_of(model) < HALF:
         halves = [node for node, m in known.items() if array_of(m, model.graph).dtype == np.float16]
@@ -267,20 +266,6 @@ def _converted(model: ir.Model, recipe: Recipe, bits: Mapping[str, int]) -> dict
             few = bits.get(name, FLOAT) if bits else WEIGHTS.get(recipe.quantize, FLOAT)
             if few <= TABLE:
                 found[name] = "" if few == TABLE else LAYERS if fused else CELLS
-    return found
-
-
-def _small_heads(known: Mapping[ir.Node, Matrix]) -> set[str]:
-    """Return the matrices that compute outputs of the model and hold few of the numbers: 8 bits cost next to nothing.
-
-    No layer makes up for their errors.
-    """
-    total = sum(matrix.inputs * matrix.outputs for matrix in dict.fromkeys(known.values()))
-    found = set()
-    for node, matrix in known.items():
-        ends = [node.outputs[0], *(use.node.outputs[0] for use in node.outputs[0].uses() if use.node.op_type == "Add")]
-        if matrix.inputs * matrix.outputs <= HEAD * total and any(value.is_graph_output() for value in ends):
-            found.add(matrix.weight)
     return found
 
 
