@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 import onnxgrail
@@ -17,7 +16,6 @@ from onnxgrail.recipe.table import AMOUNTS
 from onnxgrail.report.page.command import command_of
 from tests.command import run
 
-from . import nets
 from .test_max_loss import inputs, planted
 
 QUICK: dict[str, Any] = {"minimize": "params", "selector": "obs"}
@@ -104,18 +102,9 @@ def test_help_says_so() -> None:
     assert "[default: 0.3]" not in text
 
 
-def test_recipes_of_versions_without_amounts_mean_a_ratio(folder: Path) -> None:
+def test_a_recipe_without_an_amount_needs_data(folder: Path) -> None:
     (folder / "hand.yaml").write_text("selector: l2")
-    report = folder / "r.json"
     assert run("apply", folder / "hand.yaml", folder / "m.onnx", "--dry-run").stderr.startswith(WITHOUT)
-    model = nets.mlp()
-    note = [{"command": "compress", "version": "0.1.0", "recipe": {"selector": "l2"}}]
-    model.metadata_props.add(key="onnxgrail.recipe", value=json.dumps(note))
-    onnx.save(model, folder / "made.onnx")
-    done = run("apply", folder / "made.onnx", folder / "m.onnx", "--dry-run", "--report", report)
-    assert done.exit_code == 0, done.output
-    recipe = json.loads(report.read_text())["recipe"]
-    assert {name: recipe[name] for name in AMOUNTS if recipe[name] is not None} == {"ratio": 0.3}
 
 
 def test_a_model_without_blocks_says_why(folder: Path) -> None:

@@ -13,13 +13,15 @@ from string import Template
 from onnxgrail.report.page.html.markup import Markup, el, escape, join
 
 
-def document(title: str, header: Markup, sections: Sequence[Markup | None], footer: str) -> str:
-    """Return a complete HTML file, with the styles and the script of all pages.
+def document(
+    title: str, header: Markup, sections: Sequence[Markup | None], footer: str, *, style: str = "", script: str = ""
+) -> str:
+    """Return a complete HTML file, with the styles and the script of one page added to those of all pages.
 
     Its content security policy allows only the embedded style and script, by their checksums, so that no name in a
     model can do anything even if it were mistaken for markup.
     """
-    style, script = _text("page.css"), _text("page.js")
+    style, script = _text("page.css") + style, _text("page.js") + script
     present = [part for part in sections if part is not None]
     return Template(_text("page.html")).substitute(
         title=escape(title),
