@@ -2,9 +2,9 @@
 
     python -m bench.ranks [MODEL.onnx CALIBRATION.npz HELD_OUT.npz NAME]
 
-Prints JSON, at equal parameters and by loss: the mean total variation and the agreement of the largest score on
-held-out samples, parameters and multiply-accumulates left, and the speed over the original: medians of runs in turn on
-one thread, one sample each.
+Prints JSON, at equal parameters, at equal bytes (bits are chosen, too) and by loss: the mean total variation and the
+agreement of the largest score on held-out samples, what is left of parameters, multiply-accumulates and bytes, and the
+speed over the original: medians of runs in turn on one thread, one sample each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import onnxruntime as ort
 
 import onnxgrail
 from onnxgrail.core import KINDS
-from onnxgrail.errors import NothingToCompressError
+from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.models import load
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -33,6 +33,11 @@ AMOUNTS: tuple[dict[str, Any], ...] = (
     {"target_params": "75%"},
     {"target_params": "50%"},
     {"target_params": "35%"},
+    {"target_size": "15%"},
+    {"target_size": "12%"},
+    {"target_size": "10%"},
+    {"target_size": "8%"},
+    {"max_loss": "1%", "minimize": "size"},
     {"max_loss": "1%", "minimize": "macs"},
     {"max_loss": "5%", "minimize": "macs"},
 )
@@ -59,7 +64,7 @@ def measured(name: str, model: Path, calibration: Path, held_out: Path) -> list[
                 target = Path(folder) / f"{number}.onnx"
                 try:
                     done = onnxgrail.compress(model, target, data=calibration, force=True, **amount, **choices)
-                except NothingToCompressError as refused:
+                except (NothingToCompressError, UsageError) as refused:  # nothing within the loss, or out of reach
                     rows.append({"model": name, **amount, "way": way, "refused": str(refused.args[0])})
                 else:
                     files[way], reports[way] = target, done.report.data["model"]
@@ -72,7 +77,7 @@ def measured(name: str, model: Path, calibration: Path, held_out: Path) -> list[
     return rows
 
 
-KEPT = ("params_after", "macs_after")
+KEPT = ("params_after", "macs_after", "bytes_after")
 
 
 def opened(file: Path) -> ort.InferenceSession:
