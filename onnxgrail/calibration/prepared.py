@@ -124,7 +124,8 @@ class Prepared:
         used = self.bases.keys() - pairs
         if not pairs or (used and self.again is None):
             return self
-        return self.again(frozenset(used)) if used and self.again is not None else self.baseline
+        found = self.again(frozenset(used)) if used and self.again is not None else self.baseline
+        return replace(found, batches=self.batches)
 
     def as_written(self) -> Prepared:
         """Return a copy with the graph as in the file, for code that does not follow channels into branches."""
