@@ -27,7 +27,7 @@ from onnxgrail.methods.refine.whole import entry_of
 
 KIND = "laco"
 NEAR = 1e-10  # relative squared error below which a block counts as unchanged
-RATE, EPOCHS, STEPS = 1e-2, 10, 400  # learning rate, least epochs, least steps
+RATE, EPOCHS, STEPS, MORE = 1e-2, 10, 200, 2  # learning rate, least epochs and steps, times more steps for `max`
 MIXED, ROOM = 6, 1 << 30  # most mixed batches per given one, and most bytes of a block's goals
 NOTHING = "no weights of its own, or no input or output of the original's shape to compare"
 TAKEN_BACK = "the model's outputs came no closer, so all of it was taken back"
@@ -180,8 +180,9 @@ def _fitted(job: Refinement, task: _Task, slim: Walk, tick: Callable[[], None]) 
             mask=job.masks[number],
         )
 
+    steps = STEPS * (MORE if job.recipe.effort == "max" else 1)
     settings = Settings(
-        rate=RATE, epochs=EPOCHS, steps=STEPS, each=job.each, seconds=task.seconds, seed=job.recipe.seed
+        rate=RATE, epochs=EPOCHS, steps=steps, each=job.each, seconds=task.seconds, seed=job.recipe.seed
     )
     learnt, held = ([lambda k=k: batch(k) for k in some] for some in (job.learnt, job.held))
     expected = {job.here(n): now for n, (now, _) in first.items()}
