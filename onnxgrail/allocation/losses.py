@@ -35,7 +35,8 @@ class Ways:
     """Ways to a size that lose little.
 
     Attributes:
-        found: first by the losses of single blocks and weights, then with as few bits as it takes before blocks narrow.
+        found: first by the losses of single blocks and weights, then with as few bits as it takes before blocks narrow,
+            and the first without layers that become two.
         least: returns the number of the candidate that loses least, from measured losses.
     """
 

@@ -87,7 +87,8 @@ def together_near(task: Task, limit: float, parts: Parts | None = None) -> list[
     """Return the bits on the path of least harm where its cost is within a limit, and the schedule of its widths.
 
     If it narrows blocks, the bits on the path of weights alone follow, without a schedule if they suffice: losses of
-    single blocks are small and add up to more than their sum where blocks depend on each other.
+    single blocks are small and add up to more than their sum where blocks depend on each other. If layers become two,
+    the path on which they stay one follows.
     """
     without = paths_within(task, parts=parts)
     first, widths = _way(without(()), limit)
@@ -95,7 +96,11 @@ def together_near(task: Task, limit: float, parts: Parts | None = None) -> list[
         return [first]
     alone = without([ladder.name for ladder in task.search.ladders])
     (bits, _), _ = _way(alone, limit)
-    return [first, (bits, None if alone.cost(len(alone)) <= limit else first[1])]
+    ways = [first, (bits, None if alone.cost(len(alone)) <= limit else first[1])]
+    pairs = [ladder for ladder in task.search.ladders if ladder.pair]
+    if any(widths[ladder.name] < ladder.units for ladder in pairs):
+        ways.append(_way(without([ladder.name for ladder in pairs]), limit)[0])
+    return ways
 
 
 def _way(path: Path, limit: float) -> tuple[Way, Widths]:

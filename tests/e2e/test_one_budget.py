@@ -21,6 +21,7 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.graph.bits.plan import SPARED, plan_of
 from onnxgrail.graph.rotate.marked import SECOND
+from onnxgrail.narrowing.bits import measuring
 from onnxgrail.narrowing.bits.rounding import CODED
 from onnxgrail.options import KINDS
 from tests.tiny import feed, tiny
@@ -82,9 +83,18 @@ def test_a_dry_run_predicts_the_file(wide: Path, size: str, choices: dict[str, A
     assert taken <= written["model"]["budget"]["limit"]
 
 
-def test_a_convolution_becomes_two_in_few_bits(tmp_path: Path) -> None:
-    """Both parts have the bits that were chosen for one, and lose less than narrower blocks do."""
+def test_a_convolution_becomes_two_in_few_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both parts have the bits that were chosen for one, and lose less than narrower blocks do; that is compared."""
     lost, kinds = [], tuple(kind for kind in KINDS if kind != "rank")
+    ways: list[int] = []
+    real = measuring.together_near
+
+    def counted(*given: Any) -> Any:
+        found = real(*given)
+        ways.append(len(found))
+        return found
+
+    monkeypatch.setattr(measuring, "together_near", counted)
     for number, blocks in enumerate((KINDS, kinds)):
         out = tmp_path / f"{number}.onnx"
         given: dict[str, Any] = {"data": RESNET.calibration, "held_out": RESNET.heldout, "blocks": blocks}
@@ -99,6 +109,7 @@ def test_a_convolution_becomes_two_in_few_bits(tmp_path: Path) -> None:
         assert all(bits[name] >= bits[name.removesuffix(SECOND)] for name in seconds)
         assert not any(name.endswith(SECOND) for name in report["allocation"]["bits"])
     assert lost[0] < 0.8 * lost[1]
+    assert ways == [3, 2]
 
 
 def test_declared_shapes_of_weights_count(tmp_path: Path) -> None:
