@@ -88,7 +88,7 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     """
     if not recipe.counts_bits:
         return (), ""
-    model = with_initializers(prepared.model)
+    model = with_initializers(prepared.as_written().model)
     if not recipe.chooses_bits:
         plan = plan_of(model, prepared.survey.facts, recipe)
         coded = [rung for rung in _coded(model) if rung.weight in plan.coded and rung.weight not in plan.forms()]
@@ -127,7 +127,7 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
     Raises:
         UsageError: the model has no such weight, or the weight cannot have so many bits.
     """
-    every = _every(with_initializers(prepared.model), prepared, recipe) if recipe.bits else ()
+    every = _every(with_initializers(prepared.as_written().model), prepared, recipe) if recipe.bits else ()
     rungs = {rung.weight: rung for rung in every}
     for name, number in (recipe.bits or {}).items():
         if name not in rungs:

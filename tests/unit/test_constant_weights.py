@@ -135,6 +135,10 @@ def test_layers_inside_branches_have_8_bits(tmp_path: Path) -> None:
     assert reasons == {"layers inside branches and loops keep more bits"}
     far = np.abs(run(slim, feeds[0])["y"] - run(model, feeds[0])["y"]).max()
     assert 0 < far < 1
+    size, report, _ = small(content, feeds, tmp_path, max_loss="5%", minimize="size", only_bits=True)
+    assert size < 0.5 * whole
+    assert {*report["allocation"]["bits"].values()} == {8}
+    assert report["allocation"]["search"]["cost"] < 1.01 * size
 
 
 def test_the_reason_why_a_file_is_hardly_smaller(tmp_path: Path) -> None:
