@@ -88,7 +88,7 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     """
     if not recipe.counts_bits:
         return (), ""
-    model = with_initializers(prepared.as_written().model)
+    model = with_initializers(prepared.model)
     if not recipe.chooses_bits:
         plan = plan_of(model, prepared.survey.facts, recipe)
         coded = [rung for rung in _coded(model) if rung.weight in plan.coded and rung.weight not in plan.forms()]
@@ -127,7 +127,7 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
     Raises:
         UsageError: the model has no such weight, or the weight cannot have so many bits.
     """
-    every = _every(with_initializers(prepared.as_written().model), prepared, recipe) if recipe.bits else ()
+    every = _every(with_initializers(prepared.model), prepared, recipe) if recipe.bits else ()
     rungs = {rung.weight: rung for rung in every}
     for name, number in (recipe.bits or {}).items():
         if name not in rungs:
@@ -141,15 +141,15 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
 
 def _every(model: ir.Model, prepared: Prepared, recipe: Recipe) -> tuple[Rung, ...]:
     """Return all weights of the model, as `with_initializers` returns it, that may have fewer bits."""
-    facts = prepared.survey.facts
-    rungs = _rungs(model, [plan_of(model, facts, recipe, {"": level}) for level in LEVELS])
+    facts, written = prepared.survey.facts, with_initializers(prepared.as_written().model)  # plans look into no branch
+    rungs = _rungs(written, [plan_of(written, facts, recipe, {"": level}) for level in LEVELS])
     if recipe.target == "tensorrt":
         return _paired(rungs)
     known = {rung.weight for rung in rungs}
     coded = _coded(model)
     halves = {rung.weight: {HALF: rung.forms[HALF]} for rung in coded if rung.weight in known and HALF in rung.forms}
     coded = tuple(rung for rung in coded if rung.weight not in known)
-    four = plan_of(model, facts, recipe, {rung.weight: min(LEVELS) for rung in coded}).in_four() if coded else {}
+    four = plan_of(written, facts, recipe, {rung.weight: min(LEVELS) for rung in coded}).in_four() if coded else {}
     more = {name: {form.grid.bits: form} for name, form in four.items()}
     wide = tuple(replace(rung, forms={**halves.get(rung.weight, {}), **rung.forms}) for rung in rungs)
     return _paired([*wide, *(replace(rung, forms={**rung.forms, **more.get(rung.weight, {})}) for rung in coded)])
