@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -108,9 +109,9 @@ class Prepared:
         used = {block.ranked for block in blocks} - {""} | needed(self.model, blocks)
         inside = {name for name, basis in self.bases.items() if basis.ndim != 2}
         used |= inside if used & inside else set()  # a head that stays for one of them stays for all
-        if used == set(self.bases) or (used and self.again is None):
+        left = self._with_bases(used)
+        if left is self:
             return self
-        left = self.again(frozenset(used)) if used and self.again is not None else self.baseline
         left = replace(left, survey=named_as(left.survey, self.survey))
         return left if {*names} <= {block.name for block in left.survey.blocks} else self
 
@@ -121,11 +122,13 @@ class Prepared:
     def undivided(self) -> Prepared:
         """Return the model in its other bases, but with each layer that became two as one."""
         pairs = {pair.basis for pair in pairs_of(self.model, self.survey)}
-        used = self.bases.keys() - pairs
-        if not pairs or (used and self.again is None):
+        return replace(self._with_bases(self.bases.keys() - pairs), batches=self.batches)
+
+    def _with_bases(self, used: AbstractSet[str]) -> Prepared:
+        """Return the model in some of its bases only; the model itself if it cannot be made again."""
+        if used == self.bases.keys() or (used and self.again is None):
             return self
-        found = self.again(frozenset(used)) if used and self.again is not None else self.baseline
-        return replace(found, batches=self.batches)
+        return self.again(frozenset(used)) if used and self.again is not None else self.baseline
 
     def as_written(self) -> Prepared:
         """Return a copy with the graph as in the file, for code that does not follow channels into branches."""
