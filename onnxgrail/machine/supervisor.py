@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 SELDOM = "Try the model in onnxruntime alone; if it runs there, please report it"
@@ -131,7 +132,7 @@ def _wait(child: int, passed_on: set[signal.Signals], *, every: bool) -> int:
 
 
 def _end(status: int, told: int | None) -> None:
-    """End as the child did, with a one-line message if a signal has ended it.
+    """End as the child did, with a one-line message if a signal has ended it, whose temporary files are removed.
 
     Args:
         status: of the child, from the system.
@@ -141,6 +142,7 @@ def _end(status: int, told: int | None) -> None:
         os._exit(os.WEXITSTATUS(status))
     if told is not None:
         os._exit(told)
+    _tidy()
     number = os.WTERMSIG(status)
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     text, hint = REASONS.get(name, (f"the program was ended by {name}", "Repeat the command"))
@@ -153,3 +155,13 @@ def _end(status: int, told: int | None) -> None:
             os.kill(os.getpid(), number)
         os._exit(128 + number)  # signals from itself do not end the first process of a container
     os._exit(1)
+
+
+def _tidy() -> None:
+    """Remove the temporary files of runs that were killed, the child's among them."""
+    with contextlib.suppress(OSError, ImportError, MemoryError):
+        import tempfile
+
+        from onnxgrail.machine.files import drafts
+
+        drafts.clear(Path(tempfile.gettempdir()), drafts.SCRATCH)

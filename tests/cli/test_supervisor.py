@@ -29,9 +29,16 @@ time.sleep(60)
 """
 
 
+WRITES = """
+from onnxgrail.machine.files.temporary import lasting
+(lasting() / "weight").write_bytes(bytes(100))
+"""
+
+
 def ended(code: str, place: Path) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-c", START + code]
-    return subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    environment = os.environ | {"TMPDIR": str(place)}
+    return subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_file_that_is_cut_short_while_it_is_mapped(tmp_path: Path) -> None:
@@ -48,6 +55,14 @@ def test_what_else_ends_native_code(name: str, tmp_path: Path) -> None:
     assert name in done.stderr
     nowhere = ended(f"os.close(2); os.kill(os.getpid(), signal.{name})", tmp_path)
     assert nowhere.returncode == 1
+
+
+@pytest.mark.parametrize("last", ["os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getppid(), signal.SIGTERM)", ""])
+def test_temporary_files_go(last: str, tmp_path: Path) -> None:
+    """The process that is told to end does not do so before it has removed those of the one that works."""
+    done = ended(f"{WRITES}\n{last}\n{'time.sleep(60)' if last else ''}", tmp_path)
+    assert (done.returncode != 0) == bool(last)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("code", [0, 3])

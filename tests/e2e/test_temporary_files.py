@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,31 @@ def test_models_are_moved_to_folders_for_temporary_files(here: Path) -> None:
     with scratch() as folder:
         save(model, folder / "m.onnx")
         assert (folder / "m.onnx").is_file()
+
+
+LASTING = """
+import os, signal, sys
+from onnxgrail.machine.files.temporary import lasting
+assert lasting() is lasting()
+(lasting() / "weight").write_bytes(bytes(100))
+os.kill(os.getpid(), int(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there the name of the kernel is known")
+def test_a_folder_that_lasts_as_long_as_the_process(tmp_path: Path) -> None:
+    """A run removes those of earlier ones that were killed, and its own."""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+
+    def left(number: int) -> list[str]:
+        words = [sys.executable, "-c", LASTING, str(number)]
+        subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=False)
+        return [path.name for path in tmp_path.iterdir()]
+
+    (one,) = left(signal.SIGKILL)
+    (other,) = left(signal.SIGKILL)
+    assert one != other
+    assert left(0) == []
 
 
 def full(*_: Any, **__: Any) -> Any:

@@ -16,7 +16,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.core import Array
-from onnxgrail.errors import ModelError, OnnxGrailError
+from onnxgrail.errors import ModelError, OnnxGrailError, OutputError
+from onnxgrail.machine.files.temporary import lasting
 from onnxgrail.machine.files.unchanged import SteadyFile
 
 ROOT = os.path.abspath(os.sep)  # noqa: PTH100  locations are relative to it: one folder that contains every file
@@ -169,19 +170,19 @@ def like(old: ir.TensorProtocol | None, new: ir.TensorProtocol) -> ir.TensorProt
     """Return new numbers for a weight, in a temporary file if the numbers they replace were in a file.
 
     The temporary file is removed with the tensor.  It keeps its name until then: the runtime resolves the real path of
-    external data when a session is opened, and cannot resolve /proc/self/fd.  A killed run therefore leaves such files.
-    If no file can be created, the numbers stay in memory.
+    external data when a session is opened, and cannot resolve /proc/self/fd.  If no file can be created, the numbers
+    stay in memory.
     """
     if not isinstance(old, Mapped) or new.nbytes < LARGE:
         return new
     path: Path | None = None
     try:
-        handle, name = tempfile.mkstemp(prefix="onnxgrail-", suffix=".weight")
+        handle, name = tempfile.mkstemp(suffix=".weight", dir=lasting())
         path = Path(name).resolve()
         with os.fdopen(handle, "wb") as file:
             write(new, file)
         return Mapped(SteadyFile(path, ModelError), 0, new, temporary=True)
-    except (OSError, ValueError):
+    except (OSError, ValueError, OutputError):
         _remove(path)
         return new
 

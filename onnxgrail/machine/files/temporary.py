@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import functools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -51,6 +53,21 @@ def scratch() -> Iterator[Path]:
         if not os.fsdecode(named).startswith(str(place / SCRATCH)) and out_of_room(error) is None:
             raise
         raise no_room(error) from error
+
+
+@functools.cache
+def lasting() -> Path:
+    """Create a folder for temporary files that is removed when the process ends, or by a later run if it is killed.
+
+    Raises:
+        OutputError: no temporary file can be written.
+        OSError: it cannot be created.
+    """
+    place = temporary_folder()
+    clear(place, SCRATCH)
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(draft(place, SCRATCH))
 
 
 def no_room(error: OSError, folder: str | None = None) -> OutputError:
