@@ -281,7 +281,7 @@ def _shift(graph: ir.Graph, slot: Slot, vector: Floats, facts: Facts, captured: 
         sweep(graph, set_operands(graph, [place], (old + vector.reshape(old.shape)).astype(old.dtype), captured))
         return
     out = node.outputs[0]
-    numbers = constant(graph, vector.astype(facts.dtypes[slot.value.name or ""]), f"{out.name}/shift")
+    numbers = constant(graph, vector.astype(facts.dtypes[out.name or ""]), f"{out.name}/shift")
     if not is_product(node):
         node.resize_inputs(3)
         node.replace_input_with(2, numbers)
