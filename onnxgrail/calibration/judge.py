@@ -33,13 +33,20 @@ class Judge:
     """A context manager that runs the original model on some feeds, and candidates against it.
 
     The outputs of the original stay in memory up to `HELD` bytes; those of further feeds are computed again.  A model
-    that gives only labels is judged by the scores that it chose them by, unless there is a metric.
+    that gives only labels is judged by the scores that it chose them by, unless there is a metric.  `brief` leaves
+    out what only the agreement of a loss needs, which may then be NaN.
     """
 
     def __init__(
-        self, model: ir.Model, batches: Batches, providers: Sequence[str], metric: Metric | None = None
+        self,
+        model: ir.Model,
+        batches: Batches,
+        providers: Sequence[str],
+        metric: Metric | None = None,
+        *,
+        brief: bool = False,
     ) -> None:
-        self._model, self._batches, self._metric = model, batches, metric
+        self._model, self._batches, self._metric, self._brief = model, batches, metric, brief
         self._shown = scored(model) if metric is None else None
         heavy = bool(in_files(model))
         self._setup = Setup(providers=tuple(providers), optimise=not heavy, once=heavy)
@@ -130,7 +137,7 @@ class Judge:
         return {value.name or "": chosen_by(value) for value in self._shown.graph.outputs}
 
     def _tally(self, samples: tuple[int, ...]) -> Tally:
-        return Tally(self._comparer.clues, known=self._parts.setdefault(samples, {}))
+        return Tally(self._comparer.clues, known=self._parts.setdefault(samples, {}), brief=self._brief)
 
     def _originals(self, numbers: Sequence[int]) -> tuple[list[Feed], list[Labels | None]]:
         """Return the original's outputs for some feeds, and the labels of their samples."""

@@ -31,14 +31,20 @@ class Tally:
         clues: known facts about the model's inputs; to be set before the first batch.
         judge: True to judge every output by the measure of its kind, too.
         known: the content by output, if it was detected before on the same samples; what is detected is added.
+        brief: True if only losses are asked for; other values may be NaN.
     """
 
     def __init__(
-        self, clues: Clues | None = None, *, judge: bool = True, known: dict[str, tuple[Part, ...]] | None = None
+        self,
+        clues: Clues | None = None,
+        *,
+        judge: bool = True,
+        known: dict[str, tuple[Part, ...]] | None = None,
+        brief: bool = False,
     ) -> None:
         self.sums: dict[str, Sums] = {}
         self.clues = clues or Clues()
-        self.judge = judge
+        self.judge, self.brief = judge, brief
         self.known: dict[str, tuple[Part, ...]] = {} if known is None else known
         self._judges: dict[str, _Judge] = {}
         self._waiting: list[dict[str, _Seen]] = []
@@ -73,7 +79,8 @@ class Tally:
             wanted, got = (v[None] if inside and v.ndim else v for v in values)
             far = distances(wanted, got, name=name, mask=mask, goals=goals)
             self.sums[name] = self.sums.get(name, Sums()).merge(far.total())
-            batch[name] = _Seen(wanted=np.atleast_1d(wanted), got=np.atleast_1d(got), far=far, mask=mask)
+            wanted, got = np.atleast_1d(wanted), np.atleast_1d(got)
+            batch[name] = _Seen(wanted=wanted, got=got, far=far, mask=mask, brief=self.brief)
         if self.judge:
             self._collect(batch)
 
@@ -127,6 +134,7 @@ class _Seen:
     """One output in one batch.
 
     Attributes:
+        brief: see `Tally`.
         whole: parts of the output that are a single block of samples, once they were cut out.
     """
 
@@ -134,6 +142,7 @@ class _Seen:
     got: Array
     far: Distances
     mask: Bools | None
+    brief: bool
     whole: dict[Part, Batch] = field(default_factory=dict)
 
     def blocks(self, part: Part, read: Bools | None = None) -> Iterator[Batch]:
@@ -161,7 +170,7 @@ class _Seen:
                 a, b = (np.where(widened(shown, a.ndim), side, 0.0) for side in (a, b))
             far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})
             some = None if read is None else read[cut]
-            batch = Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some)
+            batch = Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some, brief=self.brief)
             if step >= count:
                 self.whole[part] = batch
             yield batch

@@ -128,7 +128,7 @@ def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Fl
     """
     prepared, steps = task.search.prepared, task.search.job.steps.alone()
     tick = ticking(task.search.job.progress, "comparing", len(candidates))
-    with Judge(prepared.model, parts.batches, task.search.recipe.providers, prepared.metric) as judge:
+    with Judge(prepared.model, parts.batches, task.search.recipe.providers, prepared.metric, brief=True) as judge:
 
         def losses(widths: Widths) -> Floats:
             slim = task.made(parts.fitted, widths)
@@ -152,7 +152,7 @@ def _alone(task: Task, content: Content, tick: Tick) -> list[Harm]:
     nothing = weights.empty(prepared.survey)
     part = replace(prepared, batches=_some(prepared, len(ladders), task.near, content))
     with (
-        Judge(prepared.model, part.batches, search.recipe.providers) as judge,
+        Judge(prepared.model, part.batches, search.recipe.providers, brief=True) as judge,
         stream_of(part, search.recipe) as stream,
     ):
 
@@ -184,7 +184,7 @@ def _of_bits(task: Task, content: Content, tick: Tick) -> list[Harm]:
     prepared = search.prepared.undivided()
     some = _some(prepared, len(search.rungs), replace(task.near, share=0.0), content)
     found = []
-    with Judge(prepared.model, some, search.recipe.providers) as judge:
+    with Judge(prepared.model, some, search.recipe.providers, brief=True) as judge:
 
         def trial(slim: ir.Model) -> Tried:
             loss = judge.loss((slim, range(len(some))))
@@ -208,7 +208,7 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: Parts, tic
     """
     prepared, steps = task.search.prepared, task.search.job.steps.alone()
     full = {harm.block: harm.units for harm in harms}
-    with Judge(prepared.model, parts.batches, task.search.recipe.providers) as judge:
+    with Judge(prepared.model, parts.batches, task.search.recipe.providers, brief=True) as judge:
 
         def left(block: str, width: int) -> float:
             def share() -> float:
@@ -246,7 +246,7 @@ def parts_of(prepared: Prepared) -> Parts:
 
 def _content(search: Search) -> Floats:
     """Return (feeds,) the content of each feed; see `Judge.content`."""
-    with Judge(search.prepared.model, search.prepared.batches, search.recipe.providers) as judge:
+    with Judge(search.prepared.model, search.prepared.batches, search.recipe.providers, brief=True) as judge:
         return judge.content()
 
 

@@ -1,4 +1,4 @@
-"""The highest scores of a sample against sorting all of them."""
+"""The highest scores of a sample against sorting all of them; losses alone against losses with all other sums."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxgrail.core import Array
+from onnxgrail.fidelity import Tally
+from onnxgrail.fidelity.loss import worst_loss
 from onnxgrail.fidelity.measures.scores import nth_highest
 
 
@@ -23,3 +26,39 @@ def test_where_the_bound_is_far_off(every: float) -> None:
     scores = np.random.default_rng(0).random((1, 6400)) / 2
     scores[:, ::64] = every  # the scores that give the bound
     np.testing.assert_array_equal(nth_highest(scores, 64), np.sort(scores, axis=1)[:, -64, None])
+
+
+def outputs(kind: str, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return the outputs of two models on 20 samples, of which the first five have low scores."""
+    shape = {"classes of pixels": (20, 12, 9, 4), "boxes": (20, 50, 9), "mask": (20, 16, 16, 1), "faint": (20, 300)}[
+        kind
+    ]
+    logits = 3 * rng.standard_normal(shape)
+    logits[:5] -= 6
+    both = [logits, logits + 0.3 * rng.standard_normal(shape)]
+    if kind == "classes of pixels":
+        both = [np.exp(one) / np.exp(one).sum(axis=-1, keepdims=True) for one in both]
+    else:
+        both = [1 / (1 + np.exp(-one)) for one in both]
+    if kind == "boxes":
+        both = [np.concatenate([300 * one[..., :4], one[..., 4:]], axis=2) for one in both]
+    wanted, got = (one.astype(np.float32) * (0.05 if kind == "faint" else 1) for one in both)
+    return wanted, got
+
+
+@given(st.integers(0, 1000), st.sampled_from(["classes of pixels", "boxes", "mask", "faint"]), st.integers(1, 20))
+def test_losses_alone(seed: int, kind: str, batch: int) -> None:
+    wanted, got = outputs(kind, np.random.default_rng(seed))
+    losses = []
+    for brief in (False, True):
+        tally = Tally(brief=brief)
+        for start in range(0, 20, batch):
+            tally.add({"scores": wanted[start : start + batch]}, {"scores": got[start : start + batch]})
+        losses.append(worst_loss(tally))
+    every, alone = losses
+    assert every is not None
+    assert alone is not None
+    np.testing.assert_array_equal(alone.values, every.values)
+    assert (alone.kind, alone.name, alone.bound) == (every.kind, every.name, every.bound)
+    assert every.kind in ("scores", "values")
+    assert every.mean > 0

@@ -28,6 +28,7 @@ class Batch:
         shown: (n, S) mask of positions that are not padding, if the output has a row for each.
         distances: those of the whole output.
         read: mask of positions that have a score which is read, with the axes of `a`; None if there are no scores.
+        brief: True if only losses are asked for: sums that these do not need may be NaN.
     """
 
     part: Part
@@ -36,6 +37,7 @@ class Batch:
     shown: Bools | None
     distances: Distances
     read: Bools | None = None
+    brief: bool = False
 
     def compared(self) -> tuple[Floats, Floats]:
         """Return the values of both models, 0 at positions that nobody reads."""

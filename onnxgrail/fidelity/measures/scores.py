@@ -17,6 +17,7 @@ TOP = 100  # one score in 100 is at the top
 LEAST = 1e-3  # smallest score that can be at the top
 SPARSE = 64  # one score in 64 bounds the highest ones
 MANY = 8  # samples of which some should be of another class
+COUNTED = 5  # sums of positives and of top scores
 
 # ------------------------------------------------------------------------------------------------------ class scores
 
@@ -72,26 +73,29 @@ CLASSES = Measure(
 def _scores(batch: Batch) -> Floats:
     """Compute per sample: sums of differences and of the higher ones of active scores, positives, and top scores.
 
-    Positives are counted in both models, in a, in b; top scores in both, and on average.
+    Positives are counted in both models, in a, in b; top scores in both, and on average.  These take most of the time,
+    and a loss needs them only if no score is active.
     """
     part = batch.part
     rows = part.rows and part.axis is not None
-    p, q = (_last(values, part) if rows else values for values in (batch.a, batch.b))
-    p, q = probabilities(p, part.form), probabilities(q, part.form)
-    if rows:
-        found = _labels(p, q, part.dominant, batch.shown)
-        if part.dominant is not None:
-            p, q = (np.delete(v, part.dominant, axis=-1) for v in (p, q))
+    first, second = (probabilities(_last(v, part) if rows else v, part.form) for v in (batch.a, batch.b))
+    p, q = first, second
+    if rows and part.dominant is not None:
+        p, q = (np.delete(v, part.dominant, axis=-1) for v in (first, second))
     if batch.shown is not None:
         seen = widened(batch.shown, p.ndim)
         p, q = np.where(seen, p, 0.0), np.where(seen, q, 0.0)
     p, q = flat(p), flat(q)
-    if not rows:
-        a, b = p > HALF, q > HALF
-        found = _counts(a & b, a, b)
     higher = np.maximum(p, q)
     read = higher > ACTIVE
     far, most = (np.einsum("ij,ij->i", v, read) for v in (np.abs(p - q), higher))  # half the time of `where` and a sum
+    if batch.brief and most.all():
+        return np.stack([far, most, *[np.full(len(far), np.nan)] * COUNTED], axis=1)
+    if rows:
+        found = _labels(first, second, part.dominant, batch.shown)
+    else:
+        a, b = p > HALF, q > HALF
+        found = _counts(a & b, a, b)
     return np.stack([far, most, *found, *_top(p, q)], axis=1)
 
 

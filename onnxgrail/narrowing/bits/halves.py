@@ -41,7 +41,7 @@ def on_few(prepared: Prepared, model: ir.Model, recipe: Recipe) -> Iterator[Loss
         return
     base = prepared.baseline
     batches = part_of(base.batches, spread(base.batches, _few(base)))
-    with Judge(base.model, batches, recipe.providers, prepared.metric) as judge:
+    with Judge(base.model, batches, recipe.providers, prepared.metric, brief=True) as judge:
 
         def loss(model: ir.Model) -> float:
             try:
