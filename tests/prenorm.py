@@ -36,6 +36,15 @@ FORMS = {
         v$i = Reciprocal(r$i)
         u$i = Mul(v$i, $x)
         $y = Mul(g$i, u$i)""",
+    "in double": """
+        l$i = Cast <to=11> ($x)
+        q$i = Mul(l$i, l$i)
+        m$i = ReduceMean <keepdims=1> (q$i, last)
+        e$i = Add(m$i, small_wide)
+        r$i = Sqrt(e$i)
+        v$i = Div(l$i, r$i)
+        u$i = Cast <to=1> (v$i)
+        $y = Mul(u$i, g$i)""",
     "written out layer norm": """
         a$i = ReduceMean <keepdims=1> ($x, last)
         c$i = Sub($x, a$i)
@@ -165,6 +174,7 @@ def _weights(begin: str, end: str) -> dict[str, Any]:
         "zero": np.array(0, dtype=np.int64),
         "last": ints(-1),
         "small": scalar(0.001),
+        "small_wide": np.array(0.001),
         "two": scalar(2),
         "half": scalar(0.5),
         "none": scalar(0),

@@ -90,13 +90,14 @@ def projected(model: ir.Model, feed: Feed, basis: Floats) -> ir.Model:
     for stream in found.streams.values():
         centered = stream.centered and not stream.carries_mean
         projection = basis @ basis.T - (basis @ basis.T).mean(axis=0) * centered
-        matrix = constant(graph, projection.astype(np.float32), f"{stream.name}/projection")
-        taps = constant(graph, projection.T[..., None].astype(np.float32), f"{stream.name}/taps")
         reads = [(node, norm.source) for norm in stream.norms for node in norm.nodes if norm.source in node.inputs]
         reads += [(slot.node, slot.node.inputs[0]) for slot in stream.slots if slot.reads and slot.norm is None]
         for number, (reader, value) in enumerate(reads):
-            convolved = reader.op_type == "Conv"
-            node = ir.Node("", "Conv" if convolved else "MatMul", [value, taps if convolved else matrix], num_outputs=1)
+            convolved, name = reader.op_type == "Conv", value.name
+            numbers = projection.T.reshape(*projection.shape, *[1] * (len(found.facts.shapes[name]) - 2))
+            numbers = (numbers if convolved else projection).astype(found.facts.dtypes[name])
+            matrix = constant(graph, numbers, f"{stream.name}/projection/{number}")
+            node = ir.Node("", "Conv" if convolved else "MatMul", [value, matrix], num_outputs=1)
             node.outputs[0].name = f"{stream.name}/projected/{number}"
             graph.insert_before(reader, node)
             for operand in [k for k, v in enumerate(reader.inputs) if v is value]:

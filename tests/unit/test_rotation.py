@@ -15,7 +15,8 @@ from onnxgrail.core import Array, Floats, Stats
 from onnxgrail.graph.rotate.basis import rotatable, rotate
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.tracer import trace
-from tests.oracle import check_same, passes_checker, run, survey_of
+from tests.e2e.test_formats import HALF, NARROW, halved
+from tests.oracle import check_same, distance, passes_checker, run, survey_of
 from tests.prenorm import BEGINS, ENDS, FORMS, WIDTH, prenorm
 from tests.tiny import feed, tiny
 from tests.turned import begun, found_in, orthogonal, projected, turned, with_fused_products, without
@@ -82,6 +83,22 @@ def test_products_of_onnx_runtime_are_layers_too(form: str) -> None:
     slim = without(other, survey, KEPT)
     check_same(run(slim, feed(model)), run(projected(model, feed(model), basis[:, :KEPT]), feed(model)))
     assert not any("basis" in name for name in other.graph.initializers)
+
+
+@pytest.mark.parametrize("kind", HALF)
+def test_half_types_stay_where_norms_are_wider_and_matrices_are_added(kind: str) -> None:
+    plain = prenorm("in double", "activation")
+    for cast in (node for node in plain.graph if node.op_type == "Cast"):
+        if cast.attributes["to"].as_int() == onnx.TensorProto.FLOAT:
+            cast.attributes["to"] = ir.AttrInt64("to", NARROW[kind])
+    model = halved(plain, kind)
+    other, survey = turned(model, feed(model), orthogonal(WIDTH))
+    slim = without(other, survey, KEPT)
+    restore(other)
+    assert distance(run(other, feed(model)), run(model, feed(model))) < 0.03
+    for made in (other, slim):
+        onnx.checker.check_model(ir.to_proto(made), full_check=True)
+    assert {v.dtype.numpy() for v in slim.graph.initializers.values() if v.name.endswith("/basis")} == {HALF[kind]}
 
 
 SCALED = ("ds$i = Mul(db$i, scale$i)", "dt$i = Identity(db$i)\nds$i = Mul(scale$i, dt$i)")

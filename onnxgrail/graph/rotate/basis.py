@@ -23,7 +23,7 @@ from onnxgrail.graph.products import is_fused, is_product
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
-from onnxgrail.graph.rotate.bridges import bridge, follow, refusal, walls_of
+from onnxgrail.graph.rotate.bridges import as_in_file, bridge, follow, refusal, walls_of
 from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, tables_of
 from onnxgrail.graph.rotate.heads import Inside, complete, products_of, rotate_heads
 from onnxgrail.graph.rotate.inside import insides_of
@@ -97,6 +97,7 @@ def rotatable(
     def wanted(kind: Kind, name: str) -> bool:
         return kind in kinds and (only is None or name in only)
 
+    facts = as_in_file(model, facts)
     found = _found(model, facts, wanted, apart=True)
     if found.refusals:
         found = replace(_found(model, facts, wanted, apart=False), refusals=found.refusals)
@@ -236,7 +237,8 @@ def _simplify(graph: ir.Graph, stream: Stream, basis: Floats, facts: Facts) -> N
             follow(graph, node, source, [])
             masked[source] = node.outputs[0]
         plain = replace(norm, gain=None, source=masked.get(source, source))  # layers take the gain
-        simplify(graph, plain, {MARK: stream.name}, facts.dtypes[source.name or ""])
+        types = facts.dtypes[source.name or ""], facts.dtypes[norm.result.name or ""]
+        simplify(graph, plain, {MARK: stream.name}, types)
 
 
 def _turn(graph: ir.Graph, slot: Slot, sides: _Sides, facts: Facts, captured: Collection[str]) -> None:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Refusal
 from onnxgrail.graph.cost.counting import node_macs
 from onnxgrail.graph.flatten.branches import stand_beside
+from onnxgrail.graph.io.widen import has_bfloat16, true_types
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, hand_over
 from onnxgrail.graph.rotate.layers import Slot, reading
@@ -23,6 +24,13 @@ from onnxgrail.graph.trace.survey import Survey
 
 CONVOLVED = (3, 4, 5)  # ranks of tensors that ONNX Runtime convolves
 USABLE = 0.75  # share of the channels at which a stream with its matrices has to cost less than without
+
+
+def as_in_file(model: ir.Model, facts: Facts) -> Facts:
+    """Return facts with the types of the file, which new constants have: bfloat16 runs as float32."""
+    if not has_bfloat16(model):
+        return facts
+    return replace(facts, dtypes={**facts.dtypes, **true_types(model)})
 
 
 def refusal(stream: Stream, facts: Facts) -> Refusal | None:

@@ -167,7 +167,7 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         for norm in [norm for side in inside.norms for norm in side]:
             op = norm.nodes[-1].op_type
             dtype = facts.dtypes[norm.source.name or ""]
-            norms.simplify(graph, norm, {**marks, FUSED: op} if op in norms.FUSED else marks, dtype)
+            norms.simplify(graph, norm, {**marks, FUSED: op} if op in norms.FUSED else marks, (dtype, dtype))
         return
     inverse = np.swapaxes(np.linalg.inv(basis), 1, 2)
     alike: dict[tuple[str, int, bool, bytes], list[Part]] = {}

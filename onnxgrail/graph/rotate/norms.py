@@ -15,6 +15,7 @@ from onnxgrail.core import Array, Floats
 from onnxgrail.graph.attributes import integer, integers, number
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.sweep import sweep
+from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.rotate.marked import PLAIN
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
@@ -252,24 +253,26 @@ def _uncast(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
     return (reader.outputs[0], [reader]) if reader is not None and reader.op_type == "Cast" else (value, [])
 
 
-def simplify(graph: ir.Graph, norm: Norm, marks: Mapping[str, str], dtype: np.dtype) -> None:
+def simplify(graph: ir.Graph, norm: Norm, marks: Mapping[str, str], types: tuple[np.dtype, np.dtype]) -> None:
     """Replace a normalization by one node that divides by the root mean square and applies the gain.
+
+    Half types are often normalized in float32. Then a cast follows the node.
 
     Args:
         graph: changed in place.
         norm: its shift is left out, and the mean is not subtracted.
         marks: metadata of the node.
-        dtype: of what it reads.
+        types: of what it reads and of its result.
     """
     result = norm.result
     numbers = np.ones(norm.width) if norm.gain is None else norm.gain
-    gain = constant(graph, numbers.astype(dtype), f"{result.name}/gain")
+    gain = constant(graph, numbers.astype(types[0]), f"{result.name}/gain")
     attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", norm.epsilon)]
     node = ir.Node("", PLAIN, [norm.source, gain], attributes, num_outputs=1, name=norm.nodes[-1].name)
     node.metadata_props.update(marks)
-    fresh, name = node.outputs[0], result.name
-    fresh.type, fresh.shape = result.type, result.shape
     graph.insert_after(norm.nodes[-1], node)
+    fresh, name = _as_type(graph, node, types, f"{result.name}/wide"), result.name
+    fresh.type, fresh.shape = result.type, result.shape
     result.replace_all_uses_with(fresh)
     read = [value for old in norm.nodes for value in old.inputs if value is not None]
     for old in reversed(norm.nodes):
@@ -278,3 +281,15 @@ def simplify(graph: ir.Graph, norm: Norm, marks: Mapping[str, str], dtype: np.dt
     sweep(graph, read)
     result.name = None if result.producer() is None else f"{name}/old"
     fresh.name = name
+
+
+def _as_type(graph: ir.Graph, node: ir.Node, types: tuple[np.dtype, np.dtype], name: str) -> ir.Value:
+    """Return the output of a node in the second of two types, cast from the first if they differ."""
+    made = node.outputs[0]
+    if types[0] == types[1]:
+        return made
+    made.name = free_name(graph, name)
+    to = ir.AttrInt64("to", int(ir.DataType.from_numpy(types[1])))
+    cast = ir.Node("", "Cast", [made], [to], num_outputs=1, name=free_name(graph, f"{name}/Cast"))
+    graph.insert_after(node, cast)
+    return cast.outputs[0]
