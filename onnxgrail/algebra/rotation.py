@@ -6,7 +6,7 @@ arXiv 2408.09632) factorizes queries and keys, and values and outputs, in the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -17,36 +17,45 @@ UNREAD = 1e-3  # square of what counts of a direction that nothing reads, as a s
 FLOOR = 1e-5  # least second moment of a direction, as a share of the mean
 
 
-def basis_of(moments: Sequence[Floats]) -> Floats:
-    """Return the eigenvectors of the averaged second moments of a stream, in falling order of their eigenvalues.
+class Moments:
+    """Second moments of a stream, of which all count alike, added up one by one: each may be large.
 
-    Args:
-        moments: (d, d) sums z zᵀ over rows, one per normalization that reads the stream, z divided by its root mean
-            square. Every normalization counts alike.
-
-    Returns:
-        (d, d) orthogonal matrix; its columns are the eigenvectors, the largest number of each is positive.
+    The basis they give is that of the eigenvectors of their sum, in falling order of the eigenvalues; for channels
+    without their mean, it has the direction of the mean before these, and all numbers of its first column are 1 / √d.
     """
-    total = sum(gram / max(float(np.trace(gram)), np.finfo(np.float64).tiny) for gram in moments)
-    _, vectors = np.linalg.eigh(np.asarray(total, np.float64))
-    vectors = vectors[:, ::-1]
-    largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
-    return np.ascontiguousarray(vectors * np.where(largest < 0, -1.0, 1.0))
+
+    def __init__(self, *, beside_mean: bool = False) -> None:
+        self._beside_mean = beside_mean
+        self._rest: Floats | None = None
+        self._total: Floats = np.zeros(())
+
+    def add(self, gram: Floats) -> None:
+        """Add the (d, d) sum z zᵀ over the rows of one normalization, z divided by its root mean square."""
+        if self._beside_mean:
+            if self._rest is None:
+                self._rest = np.linalg.svd(self._mean(len(gram)).T)[2][1:].T
+            gram = self._rest.T @ gram @ self._rest
+        self._total = self._total + gram / max(float(np.trace(gram)), TINY)
+
+    def basis(self) -> Floats:
+        """Return a (d, d) orthogonal matrix; the largest number of each column is positive."""
+        _, vectors = np.linalg.eigh(np.asarray(self._total, np.float64))
+        vectors = vectors[:, ::-1]
+        largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
+        vectors = np.ascontiguousarray(vectors * np.where(largest < 0, -1.0, 1.0))
+        return vectors if self._rest is None else np.hstack([self._mean(len(self._rest)), self._rest @ vectors])
+
+    @staticmethod
+    def _mean(width: int) -> Floats:
+        return np.full((width, 1), width**-0.5)
 
 
-def basis_beside_mean(moments: Sequence[Floats]) -> Floats:
-    """Return what `basis_of` does for channels without their mean, with the direction of the mean before them.
-
-    Args:
-        moments: as for `basis_of`.
-
-    Returns:
-        (d, d) orthogonal matrix; all numbers of its first column are 1 / √d.
-    """
-    width = len(moments[0])
-    mean = np.full((width, 1), width**-0.5)
-    rest = np.linalg.svd(mean.T)[2][1:].T
-    return np.hstack([mean, rest @ basis_of([rest.T @ gram @ rest for gram in moments])])
+def basis_of(moments: Iterable[Floats], *, beside_mean: bool = False) -> Floats:
+    """Return the basis that (d, d) second moments give, as `Moments` does."""
+    total = Moments(beside_mean=beside_mean)
+    for gram in moments:
+        total.add(gram)
+    return total.basis()
 
 
 def basis_of_layers(moments: Sequence[Floats], products: Sequence[Floats]) -> Floats:

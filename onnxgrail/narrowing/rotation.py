@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.rotation import (
-    basis_beside_mean,
+    Moments,
     basis_of,
     basis_of_layers,
     basis_of_queries,
@@ -25,7 +25,7 @@ from onnxgrail.allocation.losses import tells
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.proof import unchanged
-from onnxgrail.calibration.streaming import stream_of
+from onnxgrail.calibration.streaming import in_parts, stream_of
 from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.flatten.branches import folded
 from onnxgrail.graph.io.mapped import keep
@@ -36,7 +36,6 @@ from onnxgrail.graph.rotate.streams import Stream
 from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.job import Job
-from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import Record
 
 STEP = "rotation"  # cache key of the bases
@@ -190,16 +189,35 @@ def _refused(survey: Survey, refusals: Sequence[Refusal]) -> Survey:
     return replace(survey, refusals=tuple(dict.fromkeys([*survey.refusals, *refusals])))
 
 
-def _measured(prepared: Prepared, found: Rotatable, job: Job) -> dict[str, list[Stats]]:
-    """Return the statistics that every basis needs, by name; empty in all processes but the first."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Measured:
+    """Sums by name, and those of the normalizations of a stream added up; empty in all processes but the first."""
+
+    sums: Mapping[str, list[Stats]]
+    streams: Mapping[str, Moments]
+
+
+def _measured(prepared: Prepared, found: Rotatable, job: Job) -> _Measured:
+    """Return the statistics that every basis needs."""
     shapes = prepared.survey.facts.shapes
     wanted = {name: _probes(stream, shapes) for name, stream in found.streams.items()}
     wanted |= {name: inside.probes for name, inside in found.heads.items()}
+    normed = {name: stream for name, stream in found.streams.items() if stream.norms}
+    done = _Measured(
+        {name: [] for name in wanted},
+        {name: Moments(beside_mean=stream.carries_mean) for name, stream in normed.items()},
+    )
+    places = [(name, place) for name, some in wanted.items() for place in range(len(some))]
     probes = [probe for some in wanted.values() for probe in some]
     with stream_of(prepared, job.recipe, job.group) as walk:
-        tick = ticking(job.progress, "rotating", len(walk.masks))
-        left = iter(list(walk.measure(probes, weights.empty(prepared.survey), tick)))
-    return {name: list(islice(left, len(some))) for name, some in wanted.items()}
+        measured = in_parts(walk, probes, weights.empty(prepared.survey), job.progress, "rotating")
+        for (name, place), sums in zip(places, measured, strict=False):
+            if name in normed:
+                norm = normed[name].norms[place]
+                done.streams[name].add(unnormed(sums, norm.gain, norm.shift))
+            else:
+                done.sums[name].append(sums)
+    return done
 
 
 def _probes(stream: Stream, shapes: Mapping[str, tuple[int, ...]]) -> list[Probe]:
@@ -210,21 +228,19 @@ def _probes(stream: Stream, shapes: Mapping[str, tuple[int, ...]]) -> list[Probe
     return [Probe(value=name, axis=axis, index=index, pooled=False) for name, axis in places]
 
 
-def _bases(prepared: Prepared, found: Rotatable, measured: Mapping[str, Sequence[Stats]]) -> dict[str, Floats]:
+def _bases(prepared: Prepared, found: Rotatable, measured: _Measured) -> dict[str, Floats]:
     bases = {}
     for name, stream in found.streams.items():
+        grams = [sums.gram for sums in measured.sums[name]]
         if stream.linear:
-            bases[name] = basis_of_layers([sums.gram for sums in measured[name]], found.readings(name))
-            continue
-        grams = [
-            unnormed(sums, norm.gain, norm.shift) for sums, norm in zip(measured[name], stream.norms, strict=False)
-        ]
-        if not grams:  # rows that the data never look up count too
+            bases[name] = basis_of_layers(grams, found.readings(name))
+        elif name in measured.streams:
+            bases[name] = measured.streams[name].basis()
+        else:  # rows that the data never look up count too
             rows = weights.original(name, prepared.model, prepared.survey).astype(np.float64)
-            grams = [*(sums.gram for sums in measured[name]), rows.T @ rows]
-        bases[name] = basis_beside_mean(grams) if stream.carries_mean else basis_of(grams)
+            bases[name] = basis_of([*grams, rows.T @ rows])
     for name, inside in found.heads.items():
-        left = iter(measured[name])
+        left = iter(measured.sums[name])
         sums = [[list(islice(left, len(heads))) for heads in part.index] for part in inside.measured]
         if inside.kind != "qk":
             groups = basis_of_values(sums, found.products(name))

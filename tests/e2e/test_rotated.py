@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail.core import Array
+from onnxgrail.calibration import streaming
+from onnxgrail.calibration.stream.stream import Stream
+from onnxgrail.core import Array, Probe
 from onnxgrail.models import load
 from tests.oracle import run
 from tests.prenorm import HIDDEN, VOCABULARY, WIDTH, prenorm
@@ -137,6 +140,24 @@ def test_a_run_is_repeated_to_the_same_bytes(tmp_path: Path, ids: dict[str, Arra
     again = tmp_path / "out1.onnx"
     onnxgrail.compress(given, again, data=ids, ratio=0.4, resume=tmp_path / "folder1", force=True)
     assert (tmp_path / "out0.onnx").read_bytes() == again.read_bytes()
+
+
+def test_second_moments_are_measured_in_parts_that_fit(
+    tmp_path: Path, ids: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, apart, together = tmp_path / "whole.onnx", tmp_path / "apart.onnx", []
+    onnxgrail.compress(prenorm(depth=3), whole, data=ids, ratio=0.4, blocks=("stream",))
+    monkeypatch.setattr(streaming, "PART", 2 * 8 * WIDTH**2)
+    measure = Stream.measure
+
+    def counted(self: Stream, probes: Sequence[Probe], *rest: Any, **more: Any) -> Any:
+        together.append([probe.width for probe in probes])
+        return measure(self, probes, *rest, **more)
+
+    monkeypatch.setattr(Stream, "measure", counted)
+    onnxgrail.compress(prenorm(depth=3), apart, data=ids, ratio=0.4, blocks=("stream",))
+    assert together[:4] == [[WIDTH] * 2] * 3 + [[WIDTH]]
+    assert apart.read_bytes() == whole.read_bytes()
 
 
 def with_a_table() -> ir.Model:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.algebra.rotation import basis_beside_mean
+from onnxgrail.algebra.rotation import basis_of
 from tests.oracle import check_same, run
 from tests.tiny import feed, ints, tiny
 from tests.turned import begun, found_in, orthogonal, projected, turned, without
@@ -58,7 +58,7 @@ def test_a_stream_that_is_read_as_it_is_carries_its_mean(how: str, *, first: boo
 
 def test_the_direction_of_the_mean_comes_first() -> None:
     rows = np.random.default_rng(5).normal(size=(60, 8)) * np.arange(1, 9)
-    basis = basis_beside_mean([rows.T @ rows])
+    basis = basis_of([rows.T @ rows], beside_mean=True)
     np.testing.assert_allclose(basis.T @ basis, np.eye(8), atol=1e-12)
     np.testing.assert_allclose(basis[:, 0], 8**-0.5)
     energy = np.square(rows @ basis).sum(axis=0)[1:]

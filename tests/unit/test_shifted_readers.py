@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrail.algebra.rotation import basis_beside_mean
+from onnxgrail.algebra.rotation import basis_of
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Floats, Kind
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
@@ -86,7 +86,11 @@ def bases_of(found: Rotatable) -> dict[str, Floats]:
     rng = np.random.default_rng(1)
     draws = {name: rng.normal(size=(s.width, s.width)) for name, s in found.streams.items()}
     streams = {
-        name: basis_beside_mean([draws[name] @ draws[name].T]) if s.carries_mean else np.linalg.qr(draws[name])[0]
+        name: (
+            basis_of([draws[name] @ draws[name].T], beside_mean=True)
+            if s.carries_mean
+            else np.linalg.qr(draws[name])[0]
+        )
         for name, s in found.streams.items()
     }
     return streams | {n: rng.normal(size=(one.groups, one.width, one.width)) for n, one in found.heads.items()}
