@@ -22,6 +22,8 @@ if not os.environ.get("ONNXGRAIL_EXPORTS"):
 transformers = pytest.importorskip("transformers")
 openvino = pytest.importorskip("openvino", reason="openvino is not installed: extra `test` has it")
 
+from onnxruntime.transformers import optimizer
+
 import onnxgrail
 from onnxgrail.graph.cost.counting import parameters
 from onnxgrail.graph.io.model_file import load
@@ -67,6 +69,10 @@ def _t5() -> Made:
     return transformers.T5ForConditionalGeneration(config), {"input_ids": _ids(7), "decoder_input_ids": _ids(5)}
 
 
+def _t5_encoder() -> Made:
+    return _text(transformers.T5EncoderModel(_t5()[0].config))
+
+
 def _qwen3() -> Made:
     return _text(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**DECODER)))
 
@@ -81,9 +87,14 @@ MAKERS: dict[str, Callable[[], Made]] = {
     "vit": _vit,
     "whisper encoder": _whisper,
     "t5": _t5,
+    "t5 encoder": _t5_encoder,
     "qwen3": _qwen3,
     "gemma3": _gemma3,
 }
+
+
+OPTIMIZED = {"gpt2": "gpt2", "vit": "vit", "whisper encoder": "bart", "t5": "t5", "t5 encoder": "t5"}
+OPTIMIZED |= {"qwen3": "qwen3", "gemma3": "qwen3"}  # kinds of models that ONNX Runtime's own tool knows
 
 
 class First(torch.nn.Module):
@@ -97,17 +108,17 @@ class First(torch.nn.Module):
         return self.inner(**dict(zip(self.names, inputs, strict=True)))[0]
 
 
-def exported(made: Made, form: str, path: Path) -> tuple[ir.Model, dict[str, Any]]:
-    """The model as an exporter writes it, or with the fused nodes of ONNX Runtime, and its inputs."""
+def exported(made: Made, form: str, path: Path, kind: str = "") -> tuple[ir.Model, dict[str, Any]]:
+    """The model as an exporter writes it, or with the fused nodes of ONNX Runtime or of its tool, and its inputs."""
     inner, inputs = made
     net = First(inner, list(inputs)).eval()
     for parameter in net.parameters():  # fresh gains are one and fresh shifts zero
         parameter.data += 0.05 * torch.randn_like(parameter)
-    version = {"opset_version": 20} if form == "dynamo" else {"opset_version": 17}
+    dynamo, version = "dynamo" in form, {"opset_version": 20 if "dynamo" in form else 17}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            net, tuple(inputs.values()), path, dynamo=form == "dynamo", external_data=False, verbose=False, **version
+            net, tuple(inputs.values()), path, dynamo=dynamo, external_data=False, verbose=False, **version
         )
     if form == "fused":
         options = ort.SessionOptions()
@@ -115,6 +126,9 @@ def exported(made: Made, form: str, path: Path) -> tuple[ir.Model, dict[str, Any
         options.optimized_model_filepath = str(path)
         options.log_severity_level = 3
         ort.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+    if "optimized" in form:
+        sizes = {"num_heads": 4, "hidden_size": WIDTH, "opt_level": 0, "use_gpu": False}
+        optimizer.optimize_model(str(path), model_type=kind, **sizes).save_model_to_file(str(path))
     model = load(path)
     return model, {v.name or "": a.numpy() for v, a in zip(model.graph.inputs, inputs.values(), strict=True)}
 
@@ -126,11 +140,11 @@ def by_openvino(model: ir.Model, feed: dict[str, Any]) -> dict[str, Any]:
     return {value.name or "": found for value, found in zip(model.graph.outputs, compiled(feed).values(), strict=True)}
 
 
-@pytest.mark.parametrize("form", ["dynamo", "torchscript", "fused"])
+@pytest.mark.parametrize("form", ["dynamo", "torchscript", "fused", "dynamo, optimized", "torchscript, optimized"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_streams_turn_and_lose_channels(name: str, form: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, feed = exported(MAKERS[name](), form, tmp_path / "m.onnx")
+    model, feed = exported(MAKERS[name](), form, tmp_path / "m.onnx", OPTIMIZED[name])
     want, basis = run(model, feed), orthogonal(WIDTH)
     other, survey = turned(model, feed, basis)
     slim = without(other, survey, KEPT)
