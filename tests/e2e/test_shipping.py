@@ -182,6 +182,14 @@ def test_layers_that_read_outliers_stay_in_float(tmp_path: Path) -> None:
     assert found["kept_float"]
 
 
+def test_a_model_that_folds_to_constants_has_nothing_to_quantise(tmp_path: Path) -> None:
+    body = "a = Relu(v)\ny = MatMul(a, w)"
+    onnx.save(ir.to_proto(tiny("float[N,6] x => float[4,8] y", body, {"v": (4, 6), "w": (6, 8)})), tmp_path / "m.onnx")
+    found = run("compress", tmp_path / "m.onnx", "--ratio", "0", "--quantize", "int8")
+    assert found.exit_code == 4
+    assert "--quantize int8: the outputs do not depend on the inputs" in said(found.stderr)
+
+
 def test_what_cannot_be_quantised(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="quantize has no 'int3'"):
         onnxgrail.compress(nets.mlp(), data=nets.vectors(), quantize="int3", ratio=0.3)

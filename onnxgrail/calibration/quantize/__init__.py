@@ -23,7 +23,7 @@ from onnxgrail.calibration.runtime.session import CPU, runtime
 from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.calibration.runtime.wording import reason
 from onnxgrail.core import Feed
-from onnxgrail.errors import ModelError, QuantisedError
+from onnxgrail.errors import ModelError, OnnxGrailError, QuantisedError
 from onnxgrail.graph.bits.folded import is_folded
 from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
 from onnxgrail.graph.io.tails import Tail, cut, joined
@@ -128,6 +128,7 @@ def quantise(
 
     Raises:
         ModelError: ONNX Runtime's tool fails, or ONNX Runtime crashes with the result.
+        NothingToCompressError: for `int8`, ONNX Runtime replaces all outputs by constants.
     """
     runtime()
     core, tail = cut(model)
@@ -146,7 +147,7 @@ def quantise(
             else:
                 kept, why = quantise_static(source, target, _joining(given or Static(), tail))
                 found = trial()
-        except (ModelError, OSError):
+        except (OnnxGrailError, OSError):
             raise
         except Exception as error:  # the tool raises many types on graphs it does not support
             raise ModelError(

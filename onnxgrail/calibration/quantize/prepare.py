@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
+from onnxgrail.errors import NothingToCompressError
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 
 LARGER = 1.05  # size of the optimized file, as a share of its source, from which constants are not folded
@@ -21,13 +22,20 @@ def prepare(source: Path, target: Path) -> None:
     """Write the model with normalizations folded into convolutions, shapes, and a name for every node.
 
     Without the folding, tensors between a convolution and its normalization would be rounded, too.
+
+    Raises:
+        NothingToCompressError: folding leaves constants only.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     folded = target.with_name("folded.onnx")
     _optimise(source, folded)
     quant_pre_process(folded, target, skip_optimization=True, skip_symbolic_shape=True)
-    proto: onnx.ModelProto = _own_names(onnx.load(target), onnx.load(source, load_external_data=False))
+    proto: onnx.ModelProto = onnx.load(target)
+    if not proto.graph.node:
+        text = "--quantize int8: the outputs do not depend on the inputs, and ONNX Runtime replaces them by constants"
+        raise NothingToCompressError(text, hint="Check the exported model")
+    proto = _own_names(proto, onnx.load(source, load_external_data=False))
     name_nodes(proto.graph)
     _own_biases(proto.graph)
     if _flatten_biases(proto.graph):
