@@ -21,7 +21,7 @@ from onnxgrail.narrowing.grail import bring_back, settle
 from onnxgrail.narrowing.layers import Refit
 from onnxgrail.narrowing.norms import Norm
 from onnxgrail.narrowing.ready import ready
-from onnxgrail.narrowing.rotation import rotated
+from onnxgrail.narrowing.rotation import rotated, with_needed
 from onnxgrail.narrowing.widths import allocated, cheap, with_curves
 from onnxgrail.recipe import selection
 
@@ -161,7 +161,7 @@ def decided(
     prepared = rotated(prepared, job)
     plan = planned(prepared, job, files, sensitivity=sensitivity)
     widths = {block.name: plan.allocation.widths[block.name] for block in plan.blocks}
-    left = prepared.left(widths)
+    left = with_needed(prepared, widths)
     if left is prepared:
         return prepared, settled(plan, job)
     job = replace(job, recipe=replace(job.recipe, widths=widths))

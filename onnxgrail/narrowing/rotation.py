@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -42,6 +43,7 @@ STEP = "rotation"  # cache key of the bases
 AGAIN = 2  # models with some of the bases that are kept in memory, for the next question
 COUNTED = ("heads", "mlp")  # kinds of heads, and of the values of a single one
 DIFFERS = "in another basis, the model gives other numbers"
+ENDLESS = "no basis follows from its weights: numbers in them or in their squares are NaN or infinite"
 
 
 def rotates(recipe: Recipe) -> bool:
@@ -109,7 +111,14 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
 
 
 def _proved(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], job: Job) -> Prepared:
-    """Return the model in those bases in which it gives the same numbers; the others are refused by name."""
+    """Return the model in those bases in which it gives the same numbers; the others are refused by name.
+
+    Args:
+        prepared: the model and its data.
+        found: what can be turned.
+        bases: by name; none for those without one.
+        job: the run.
+    """
     recipe, facts = job.recipe, prepared.survey.facts
 
     @functools.cache
@@ -118,9 +127,11 @@ def _proved(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], j
         some = found if every else rotatable(prepared.model, facts, _turned(recipe), names)
         return _in_bases(prepared, some, bases, recipe)
 
-    good = unchanged(prepared, found.names, lambda names: turned(names).model, recipe.providers)
+    able = [name for name in found.names if name in bases]
+    good = unchanged(prepared, able, lambda names: turned(names).model, recipe.providers)
     done, wrong = turned(good), [name for name in found.names if name not in good]
-    refusals = [Refusal(value=name, node="", op="", reason=DIFFERS) for name in wrong]
+    reasons = {name: DIFFERS if name in bases else ENDLESS for name in wrong}
+    refusals = [Refusal(value=name, node="", op="", reason=reasons[name]) for name in wrong]
     done = replace(done, survey=_refused(done.survey, refusals))
     return replace(done, again=functools.lru_cache(AGAIN)(functools.partial(_again, done, recipe)))
 
@@ -166,6 +177,13 @@ def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
 def kept_whole(prepared: Prepared) -> list[Refusal]:
     """Return why some heads keep all channels inside."""
     return [refusal for refusal in prepared.survey.refusals if refusal.reason in REASONS]
+
+
+def with_needed(prepared: Prepared, names: Collection[str]) -> Prepared:
+    """Return the model as it is if only the blocks of these names lose units; it still tells which bases failed."""
+    found = prepared.left(names)
+    failed = [refusal for refusal in prepared.survey.refusals if refusal.reason in (DIFFERS, ENDLESS)]
+    return found if found is prepared else replace(found, survey=_refused(found.survey, failed))
 
 
 def _in_bases(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], recipe: Recipe) -> Prepared:
@@ -229,29 +247,37 @@ def _probes(stream: Stream, shapes: Mapping[str, tuple[int, ...]]) -> list[Probe
 
 
 def _bases(prepared: Prepared, found: Rotatable, measured: _Measured) -> dict[str, Floats]:
+    """Return the bases by name, none where weights with NaN or infinity give no finite one."""
     bases = {}
-    for name, stream in found.streams.items():
-        grams = [sums.gram for sums in measured.sums[name]]
-        if stream.linear:
-            bases[name] = basis_of_layers(grams, found.readings(name))
-        elif name in measured.streams:
-            bases[name] = measured.streams[name].basis()
-        else:  # rows that the data never look up count too
-            rows = weights.original(name, prepared.model, prepared.survey).astype(np.float64)
-            bases[name] = basis_of([*grams, rows.T @ rows])
-    for name, inside in found.heads.items():
-        left = iter(measured.sums[name])
-        sums = [[list(islice(left, len(heads))) for heads in part.index] for part in inside.measured]
-        if inside.kind != "qk":
-            groups = basis_of_values(sums, found.products(name))
-            bases[name] = groups[0] if inside.kind == "rank" else groups
-            continue
-        sides = inside.sides(sums)
-        if inside.units is not None:
-            queries, keys = (
-                of_unit_size(side) if normed else side for side, normed in zip(sides, inside.normed, strict=True)
-            )
-            bases[name] = order_of_pairs(queries, keys, list(left), inside.units, normed=any(inside.norms))
-        else:
-            bases[name] = basis_of_queries(*sides)
+    for name in found.names:
+        make = _of_stream if name in found.streams else _of_heads
+        with np.errstate(invalid="ignore", over="ignore"), contextlib.suppress(np.linalg.LinAlgError):
+            basis = make(prepared, found, name, measured)
+            if np.isfinite(basis).all():
+                bases[name] = basis
     return bases
+
+
+def _of_stream(prepared: Prepared, found: Rotatable, name: str, measured: _Measured) -> Floats:
+    """Return the basis of a stream or a table."""
+    if name in measured.streams:
+        return measured.streams[name].basis()
+    grams = [sums.gram for sums in measured.sums[name]]
+    if found.streams[name].linear:
+        return basis_of_layers(grams, found.readings(name))
+    rows = weights.original(name, prepared.model, prepared.survey).astype(np.float64)
+    return basis_of([*grams, rows.T @ rows])  # rows that the data never look up count too
+
+
+def _of_heads(_: Prepared, found: Rotatable, name: str, measured: _Measured) -> Floats:
+    """Return the bases inside heads, or the order of the pairs of their channels."""
+    inside, left = found.heads[name], iter(measured.sums[name])
+    sums = [[list(islice(left, len(heads))) for heads in part.index] for part in inside.measured]
+    if inside.kind != "qk":
+        groups = basis_of_values(sums, found.products(name))
+        return np.asarray(groups[0]) if inside.kind == "rank" else groups
+    sides = inside.sides(sums)
+    if inside.units is None:
+        return basis_of_queries(*sides)
+    queries, keys = (of_unit_size(side) if normed else side for side, normed in zip(sides, inside.normed, strict=True))
+    return order_of_pairs(queries, keys, list(left), inside.units, normed=any(inside.norms))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import onnxgrail
 from onnxgrail.calibration.agreement import same_function
 from onnxgrail.calibration.observe import observe
-from onnxgrail.errors import ModelError
+from onnxgrail.core import Array
+from onnxgrail.errors import ModelError, NothingToCompressError
 from onnxgrail.graph.rotate.basis import Rotatable, rotate
 from onnxgrail.narrowing import rotation
 from tests.oracle import run
@@ -71,3 +73,60 @@ def test_a_step_that_rounding_tips_is_no_difference() -> None:
     assert not same_function(model, other, given, CPU)
     assert same_function(model, other, given, CPU, facts)
     assert not same_function(model, rounded(0.2, 0.0), given, CPU, facts)
+
+
+HEADS = """
+    qm = MatMul(x, wq)
+    qs = Reshape(qm, split)
+    qt = Transpose<perm=[0,2,1,3]>(qs)
+    km = MatMul(x, wk)
+    ks = Reshape(km, split)
+    kt = Transpose<perm=[0,2,3,1]>(ks)
+    vm = MatMul(x, wv)
+    vs = Reshape(vm, split)
+    vt = Transpose<perm=[0,2,1,3]>(vs)
+    s = MatMul(qt, kt)
+    p = Softmax(s)
+    o = MatMul(p, vt)
+    t = Transpose<perm=[0,2,1,3]>(o)
+    j = Reshape(t, join)
+    y = MatMul(j, wo)
+"""
+SPLIT, JOIN = np.array([0, 0, 2, 4]), np.array([0, 0, 8])
+
+
+def endless(*shape: int) -> Array:
+    """A weight whose last number is infinite."""
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    weight.flat[-1] = np.inf
+    return weight
+
+
+def with_heads() -> tuple[ir.Model, Array]:
+    """A model whose values are read by an infinite weight."""
+    weights = {"wq": (8, 8), "wk": (8, 8), "wv": (8, 8), "wo": endless(8, 8), "split": SPLIT, "join": JOIN}
+    inputs = np.random.default_rng(0).standard_normal((24, 5, 8)).astype(np.float32)
+    return tiny("float[N,S,8] x => float[N,S,8] y", HEADS, weights), inputs
+
+
+def with_table() -> tuple[ir.Model, Array]:
+    """A model whose last id, which no data have, has an infinite row."""
+    body = "e = Gather(table, x)\nr = Relu(e)\na = MatMul(r, w)\nb = Relu(a)\ny = MatMul(b, v)"
+    weights = {"table": endless(200, 12), "w": (12, 40), "v": (40, 2)}
+    return tiny("int64[N,S] x => float[N,S,2] y", body, weights), np.random.default_rng(0).integers(0, 199, (24, 5))
+
+
+@pytest.mark.parametrize("make", [with_heads, with_table])
+def test_infinite_weights_have_no_basis(make: Callable[[], tuple[ir.Model, Array]]) -> None:
+    model, inputs = make()
+    with pytest.raises(NothingToCompressError) as caught:
+        onnxgrail.compress(model, data={"x": inputs}, ratio=0.3, blocks=("vo", "embedding"))
+    report = caught.value.report
+    assert isinstance(report, onnxgrail.Report)
+    assert rotation.ENDLESS in [one["reason"] for one in report.data["refusals"]]
+
+
+def test_an_infinite_weight_of_heads_is_named() -> None:
+    model, inputs = with_heads()
+    with pytest.raises(ModelError, match=r"weight wo of block .* holds NaN or infinity"):
+        onnxgrail.compress(model, data={"x": inputs}, ratio=0.3)
