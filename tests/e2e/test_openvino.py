@@ -76,7 +76,7 @@ def test_quantised_models_are_read(name: str, kind: str, tmp_path: Path) -> None
     ("name", "fixed", "most"), [("digits_resnet", False, 0.05), ("digits_vit", True, 0.05), ("char_llama", False, 0.1)]
 )
 def test_layers_in_8_bits_are_read(name: str, fixed: bool, most: float, tmp_path: Path) -> None:
-    """OpenVINO 2026.4 adds the bias of the ViT's convolution wrongly if the batch is open."""
+    """OpenVINO 2026.4 adds one bias to all channels of the ViT's convolution if the batch is open: docs/deploy.md."""
     embedded = models.load(name)
     path = tmp_path / "small.onnx"
     onnxgrail.compress(embedded.model, path, quantize="int8", qdq=True, data=embedded.calibration, **FAST)
