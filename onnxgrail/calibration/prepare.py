@@ -21,7 +21,6 @@ from onnxgrail.calibration.supply import drawn, supplied
 from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
 from onnxgrail.graph.fittable.scales import widened
 from onnxgrail.graph.flatten.direct import direct
-from onnxgrail.graph.flatten.listed import NOTHING, unlist
 from onnxgrail.graph.io.interop import from_any
 from onnxgrail.graph.io.mapped import unchanged
 from onnxgrail.graph.io.model_file import load
@@ -70,8 +69,7 @@ def prepare(
         raise UsageError("--metric needs --max-loss: without it, no loss is limited")
     with clock.stage("load"):
         model = load(from_any(source))
-        unlisted = NOTHING if recipe.keep_initializer_inputs else unlist(model)
-        direct(model)
+        unlisted = direct(model, keep_inputs=recipe.keep_initializer_inputs)
         whole, (model, tables, refusals) = model, trimmed(model, recipe.keep_tokens, tied=recipe.max_loss is None)
     with unchanged(model):
         batches, held, seen = _fed(model, data, job, held_out)

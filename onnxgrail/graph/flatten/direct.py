@@ -1,4 +1,4 @@
-"""Bring what layers read to one form: weights are initializers, and nothing is read through a copy.
+"""Bring what layers read to one form: weights are initializers, no inputs, and nothing is read through a copy.
 
 The legacy exporter of torch ties and deduplicates weights with Identity nodes, and others write one in place of each
 dropout; exporters of PaddlePaddle write weights as Constant nodes.
@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrail.graph.flatten.listed import FREE
+from onnxgrail.graph.flatten.listed import FREE, NOTHING, Unlisted, unlist
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
-def direct(model: ir.Model) -> None:
+def direct(model: ir.Model, *, keep_inputs: bool = False) -> Unlisted:
     """Remove Identity nodes, and make Constant nodes of several floats initializers, in place.
 
     Outputs of the model stay what nodes compute.
+
+    Args:
+        model: changed in place.
+        keep_inputs: weights that are also inputs stay inputs.
+
+    Returns:
+        The weights that are inputs no more.
     """
-    graph = model.graph
+    unlisted, graph = NOTHING if keep_inputs else unlist(model), model.graph
     for node in list(graph):
         if node.domain or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
             continue
@@ -40,3 +47,4 @@ def direct(model: ir.Model) -> None:
         elif node.op_type == "Identity" and node.inputs[0] is not None:
             out.replace_all_uses_with(node.inputs[0])
             graph.remove(node, safe=True)
+    return unlisted
