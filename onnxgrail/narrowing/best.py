@@ -95,9 +95,12 @@ class _Walk:
         self._run, self._pair = run, pair
         self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
         params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
-        whole = [b for t in todo for b in t.blocks if {s.param for s in b.consumers} <= params]
+        blocks = [b for t in todo for b in t.blocks]
+        whole = [b for b in blocks if {s.param for s in b.consumers} <= params]
         few = run.prepared.batches.samples < FEW
-        run.fitted = frozenset(b.name for b in whole if few or not needs_gram(run.recipe, b) or scarce(b, run.prepared))
+        large = {b.name for b in blocks if b.ranked and room(b, run.prepared) > self._limit}  # all that read a stream
+        later = {b.name for b in whole if few or not needs_gram(run.recipe, b) or scarce(b, run.prepared)}
+        run.fitted = frozenset(later | large)
         feeds = len(pair.dense.shard.numbers)
         walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
         self._tick = ticking(run.job.progress, "calibrating", feeds * walks)

@@ -11,10 +11,12 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
+from onnxgrail.algebra.fit.compensate import grail
 from onnxgrail.calibration import streaming
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.core import Array, Probe
+from onnxgrail.core import Array, Probe, Reducer, View
 from onnxgrail.models import load
+from onnxgrail.narrowing import best
 from tests.oracle import run
 from tests.prenorm import HIDDEN, VOCABULARY, WIDTH, prenorm
 from tests.tiny import numbers, tiny
@@ -227,3 +229,23 @@ def test_inspect_tells_the_sizes_of_the_model_as_it_was_read() -> None:
     done = onnxgrail.compress(with_a_table(), unit_ratio=0, samples=2, check=False).report.data["model"]
     assert (found.params, found.macs) == (done["params_before"], done["macs_before"])
     assert all(share <= 1 for shares in found.shares.values() for share in shares.values())
+
+
+@pytest.mark.parametrize("limit", [best.MEMORY, 1])
+def test_what_reads_a_large_stream_is_not_compensated_at_once(
+    limit: int, ids: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All weights that read a stream may take more memory than there is; their fits follow one by one."""
+    compensated, whole = [], grail.normals
+
+    def normals(view: View, reducer: Reducer) -> Any:
+        compensated.append(view.block.kind)
+        return whole(view, reducer)
+
+    monkeypatch.setattr(grail, "normals", normals)
+    monkeypatch.setattr(best, "MEMORY", limit)
+    monkeypatch.setattr(best._Walk, "_fits", lambda _, stage: "head" not in {t.consumer.value for t in stage.tasks})
+    result = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5, round_to=1, cache_budget="1")
+    assert ("stream" in compensated) == (limit > 1)
+    assert stream_of(result)["kept"] == WIDTH // 2
+    assert sum(one["after"] is not None for one in result.report.data["refits"]) > 3
