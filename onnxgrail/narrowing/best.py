@@ -5,7 +5,8 @@ for the decisions and the targets for the fits. Matrices and convolutions are fi
 upstream fits: layers that lost inputs, and layers that kept all inputs but whose inputs changed.
 
 A fit starts from GRAIL's weights if a consumer of the block cannot be fitted, or if there are many samples, many rows
-per feature, and the selection of units needs second moments anyway. Otherwise it starts from the kept weights, for two
+per feature, and the selection of units needs second moments anyway; not if all that reads a stream takes more memory
+than a fit may, since GRAIL computes it at once. Otherwise it starts from the kept weights, for two
 reasons: the second moments of wide blocks cost as much as a forward pass; and with few rows the held-out error would
 favor GRAIL's weights, which were computed from all rows, including the held-out ones.
 """

@@ -42,7 +42,7 @@ class Run:
 
     Attributes:
         dense: statistics of the original model; targets: per batch, outputs of its layers; both if they are known.
-        fitted: names of blocks whose consumers are all fitted later; these blocks are only narrowed until then.
+        fitted: names of blocks whose consumers are left to later fits; these blocks are only narrowed until then.
         trial: a candidate of a search, whose quantized weights are rounded to nearest.
     """
 

@@ -12,6 +12,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail.graph.io.serial import to_bytes
+from tests.forms import as_nodes
 from tests.oracle import check_same, run
 from tests.prenorm import prenorm
 from tests.tiny import VOCABULARY, tiny
@@ -36,29 +37,23 @@ def convolutions() -> ir.Model:
     return tiny("float[N,3,6,6] x => float[] y", text, weights)
 
 
-def put_in(model: ir.Model, value: ir.Value, node: ir.Node) -> None:
-    """Have all that reads a weight read what a node makes of it."""
-    readers = [(use.node, use.idx) for use in value.uses() if use.node is not node]
-    model.graph.insert_before(model.graph[0], node)
+def copy_of(value: ir.Value) -> ir.Node:
+    """A node that copies a value, and that all its readers now read."""
+    readers = [(use.node, use.idx) for use in value.uses()]
+    node = ir.Node("", "Identity", [value])
     for reader, position in readers:
         reader.replace_input_with(position, node.outputs[0])
+    return node
 
 
 def plain(model: ir.Model) -> ir.Model:
     return model
 
 
-def in_nodes(model: ir.Model) -> ir.Model:
-    for value in list(model.graph.initializers.values()):
-        put_in(model, value, ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)]))
-        del model.graph.initializers[value.name]
-    return model
-
-
 def copied(model: ir.Model) -> ir.Model:
     """The legacy exporter of torch writes this for tied weights."""
     for value in list(model.graph.initializers.values()):
-        put_in(model, value, ir.Node("", "Identity", [value]))
+        model.graph.insert_before(model.graph[0], copy_of(value))
     return model
 
 
@@ -67,11 +62,7 @@ def with_copies(model: ir.Model) -> ir.Model:
     for node in list(model.graph):
         (out,) = node.outputs
         if not out.is_graph_output():
-            copy = ir.Node("", "Identity", [out])
-            readers = [(use.node, use.idx) for use in out.uses() if use.node is not copy]
-            model.graph.insert_after(node, copy)
-            for reader, position in readers:
-                reader.replace_input_with(position, copy.outputs[0])
+            model.graph.insert_after(node, copy_of(out))
     return model
 
 
@@ -80,7 +71,7 @@ def listed(model: ir.Model) -> ir.Model:
     return model
 
 
-FORMS = (plain, in_nodes, copied, with_copies, listed)
+FORMS = (plain, as_nodes, copied, with_copies, listed)
 NETS: dict[str, tuple[Callable[[], ir.Model], dict[str, Any]]] = {
     "convolutions": (convolutions, IMAGES),
     "transformer": (lambda: prenorm(depth=2), IDS),

@@ -11,6 +11,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail.graph.io.serial import to_bytes
+from tests.forms import as_nodes
 from tests.oracle import run
 from tests.tiny import ints, tiny
 
@@ -26,13 +27,7 @@ def net(*, nodes: bool) -> ir.Model:
         "g = MatMul(f, w2)\nh = Relu(g)\ny = MatMul(h, w3)",
         {"w0": (64, 3, 3, 3), "w1": (64, 64, 3, 3), "w2": (64, 256), "w3": (256, 8)},
     )
-    for value in list(model.graph.initializers.values()) if nodes else ():
-        node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], name=value.name)
-        value.replace_all_uses_with(node.outputs[0])
-        del model.graph.initializers[value.name]
-        node.outputs[0].name = value.name
-        model.graph.insert_before(model.graph[0], node)
-    return model
+    return as_nodes(model) if nodes else model
 
 
 def small(model: ir.Model | bytes, data: Any, folder: Path, **options: Any) -> tuple[int, dict[str, Any], ir.Model]:

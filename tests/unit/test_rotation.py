@@ -16,6 +16,7 @@ from onnxgrail.graph.rotate.basis import rotatable, rotate
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.tracer import trace
 from tests.e2e.test_formats import HALF, NARROW, halved
+from tests.forms import as_nodes
 from tests.oracle import check_same, distance, passes_checker, run, survey_of
 from tests.prenorm import BEGINS, ENDS, FORMS, WIDTH, prenorm
 from tests.tiny import feed, tiny
@@ -52,21 +53,9 @@ def test_fewer_channels_are_a_projection(form: str, begin: str, end: str) -> Non
         onnx.checker.check_model(ir.to_proto(slim), full_check=True)
 
 
-def with_constant_nodes(model: ir.Model) -> ir.Model:
-    """The model with all matrices but its table as Constant nodes, as exporters of PaddlePaddle write them."""
-    for name, value in list(model.graph.initializers.items()):
-        if value.const_value is not None and len(value.const_value.shape) == 2 and name != "table":
-            node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], num_outputs=1)
-            node.outputs[0].name = f"{name}/constant"
-            model.graph.insert_before(model.graph[0], node)
-            value.replace_all_uses_with(node.outputs[0])
-            del model.graph.initializers[name]
-    return model
-
-
 def test_layers_that_read_a_stream_and_write_into_a_head() -> None:
     """Their weights change twice, and get a bias for the shift of the normalization before them."""
-    model = with_constant_nodes(prenorm())
+    model = as_nodes(prenorm(), lambda value: value.name != "table" and len(value.shape or ()) == 2)
     found = rotatable(model, observe(model, feed(model)), ("stream", "qk", "vo"))
     assert (len(found.streams), len(found.heads)) == (1, 2)
     bases = dict.fromkeys(found.streams, orthogonal(WIDTH))
