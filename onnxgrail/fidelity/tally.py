@@ -13,6 +13,7 @@ from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds import SLACK, Part, parts_of
 from onnxgrail.fidelity.measures import MEASURES, Batch, active
 from onnxgrail.fidelity.result import Fidelity, Table, Verdict, finish
+from onnxgrail.fidelity.sparse import sparse
 from onnxgrail.fidelity.spread import Spread
 from onnxgrail.fidelity.sums import BLOCK, PER_SAMPLE, Distances, Sums, distances, pairs, usable, widened
 from onnxgrail.fidelity.tables import kind_of
@@ -21,6 +22,7 @@ from onnxgrail.fidelity.verdicts import rank, verdict_of
 FIRST = 16  # samples from which the content of an output is detected
 HELD = 2**26  # most bytes of these samples
 DISTANT = frozenset({"tokens", "labels"})  # kinds whose measure needs only distances
+SQUARED = frozenset({"values", "state"})  # kinds whose error and energy are among the distances
 
 
 class Tally:
@@ -157,20 +159,22 @@ class _Seen:
             return
         count = len(self.wanted)
         mask = self.mask if self.mask is not None and self.wanted.shape[:2] == self.mask.shape else None
-        if part.kind in DISTANT:
+        plain = part.columns is None and part.center is None and read is None
+        if part.kind in DISTANT or (self.brief and part.kind in SQUARED and plain):
             nothing = np.zeros((count, 0))
-            yield Batch(part=part, a=nothing, b=nothing, shown=mask, distances=self.far)
+            yield Batch(part=part, a=nothing, b=nothing, shown=mask, distances=self.far, brief=self.brief)
             return
-        step = max(1, BLOCK * count // max(self.wanted.size, 1))
+        sides, each = sparse(part, self.wanted, self.got) if self.brief else ((self.wanted, self.got), 1.0)
+        step = max(1, BLOCK * count // max(sides[0].size, 1))
         for start in range(0, count, step):
             cut = slice(start, start + step)
             shown = None if mask is None else mask[cut]
-            a, b = usable(*(_columns(side[cut], part) for side in (self.wanted, self.got)))
+            a, b = usable(*(_columns(side[cut], part) for side in sides))
             if shown is not None:
                 a, b = (np.where(widened(shown, a.ndim), side, 0.0) for side in (a, b))
             far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})
             some = None if read is None else read[cut]
-            batch = Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some, brief=self.brief)
+            batch = Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some, brief=self.brief, each=each)
             if step >= count:
                 self.whole[part] = batch
             yield batch
@@ -295,8 +299,8 @@ class _Judge:
         own = {mask.shape: mask for mask in self.active(seen)} if len(self.parts) > 1 else {}
         for part, table, spread in zip(self.parts, self.tables, self.spreads, strict=True):
             for batch in seen.blocks(part, seen.read(part, own or positions)):
-                table.append(MEASURES[part.kind].table(batch))
-                if part.kind in ("values", "state"):
+                table.append(batch.each * MEASURES[part.kind].table(batch))
+                if part.kind in SQUARED and not seen.brief:
                     spread.add(*batch.compared())
 
     def _fits(self, seen: _Seen) -> bool:

@@ -62,3 +62,29 @@ def test_losses_alone(seed: int, kind: str, batch: int) -> None:
     assert (alone.kind, alone.name, alone.bound) == (every.kind, every.name, every.bound)
     assert every.kind in ("scores", "values")
     assert every.mean > 0
+
+
+def pixels(rng: np.random.Generator, size: int, noise: Array) -> tuple[Array, Array]:
+    """Return probabilities of 5 classes at size x size pixels in four samples, and others as far from them as told."""
+    coarse = rng.standard_normal((4, 8, 8, 5))
+    logits = 6 * np.kron(coarse, np.ones((1, size // 8, size // 8, 1)))
+    both = [np.exp(one) for one in (logits, logits + noise[:, None, None, None] * rng.standard_normal(logits.shape))]
+    wanted, got = (np.asarray(one / one.sum(axis=-1, keepdims=True), np.float32) for one in both)
+    return wanted, got
+
+
+def test_losses_alone_read_some_pixels_of_large_maps() -> None:
+    """Maps at two scales are judged as one; the large one weighs as much as if every pixel was read."""
+    rng, noise = np.random.default_rng(0), np.array([0.3, 1.0, 2.0, 4.0])
+    maps = {"scores/a": pixels(rng, 320, noise), "scores/b": pixels(rng, 160, 2 * noise)}
+    losses = []
+    for brief in (False, True):
+        tally = Tally(brief=brief)
+        tally.add(*({name: both[side] for name, both in maps.items()} for side in (0, 1)))
+        losses.append(worst_loss(tally))
+    every, alone = losses
+    assert every is not None
+    assert alone is not None
+    assert (alone.kind, alone.name, alone.output) == (every.kind, every.name, every.output)
+    np.testing.assert_allclose(alone.values, every.values, rtol=0.05)
+    assert (alone.values != every.values).all()

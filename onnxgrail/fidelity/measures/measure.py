@@ -29,6 +29,7 @@ class Batch:
         distances: those of the whole output.
         read: mask of positions that have a score which is read, with the axes of `a`; None if there are no scores.
         brief: True if only losses are asked for: sums that these do not need may be NaN.
+        each: number of positions of the output for each one of `a`, above 1 if `a` holds some of them.
     """
 
     part: Part
@@ -38,6 +39,7 @@ class Batch:
     distances: Distances
     read: Bools | None = None
     brief: bool = False
+    each: float = 1.0
 
     def compared(self) -> tuple[Floats, Floats]:
         """Return the values of both models, 0 at positions that nobody reads."""
