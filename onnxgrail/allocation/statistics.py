@@ -19,6 +19,7 @@ from onnxgrail.calibration.stream.dense import TOGETHER, Dense
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Block, Change, Recipe, Stats
 from onnxgrail.graph.cost import counting
+from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rewrite.interface import between
@@ -90,9 +91,9 @@ def measured(
     group: Group = SOLO,
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
     """Yield each block with its statistics in the original model, as `dense_pass` gives them."""
-    nothing = weights.empty(prepared.survey)
+    nothing, heavy = weights.empty(prepared.survey), bool(in_files(prepared.model))
     with stream_of(prepared, recipe, group) as stream:
-        yield from dense.dense_pass(stream, nothing, blocks, together=together, progress=progress)
+        yield from dense.dense_pass(stream, nothing, blocks, together=together, heavy=heavy, progress=progress)
 
 
 def impact_macs(prepared: Prepared) -> int:

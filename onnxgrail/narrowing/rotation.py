@@ -26,10 +26,11 @@ from onnxgrail.allocation.losses import tells
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.proof import unchanged
-from onnxgrail.calibration.streaming import in_parts, stream_of
+from onnxgrail.calibration.stream.dense import in_parts
+from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.flatten.branches import folded
-from onnxgrail.graph.io.mapped import keep
+from onnxgrail.graph.io.mapped import in_files, keep
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
 from onnxgrail.graph.rotate.inside import REASONS
@@ -37,9 +38,11 @@ from onnxgrail.graph.rotate.streams import Stream
 from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.job import Job
+from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import Record
 
 STEP = "rotation"  # cache key of the bases
+PART = 2**27  # bytes of second moments that are measured together; while they are added up they take a few times that
 AGAIN = 2  # models with some of the bases that are kept in memory, for the next question
 COUNTED = ("heads", "mlp")  # kinds of heads, and of the values of a single one
 DIFFERS = "in another basis, the model gives other numbers"
@@ -221,21 +224,23 @@ def _measured(prepared: Prepared, found: Rotatable, job: Job) -> _Measured:
     wanted = {name: _probes(stream, shapes) for name, stream in found.streams.items()}
     wanted |= {name: inside.probes for name, inside in found.heads.items()}
     normed = {name: stream for name, stream in found.streams.items() if stream.norms}
-    done = _Measured(
-        {name: [] for name in wanted},
-        {name: Moments(beside_mean=stream.carries_mean) for name, stream in normed.items()},
-    )
+    sums: dict[str, dict[int, Stats]] = {name: {} for name in wanted}
+    streams = {name: Moments(beside_mean=stream.carries_mean) for name, stream in normed.items()}
     places = [(name, place) for name, some in wanted.items() for place in range(len(some))]
-    probes = [probe for some in wanted.values() for probe in some]
+    probes = [(wanted[name][place],) for name, place in places]
+    untouched, heavy = weights.empty(prepared.survey), bool(in_files(prepared.model))
+    tick = functools.partial(ticking, job.progress, "rotating")
     with stream_of(prepared, job.recipe, job.group) as walk:
-        measured = in_parts(walk, probes, weights.empty(prepared.survey), job.progress, "rotating")
-        for (name, place), sums in zip(places, measured, strict=False):
+        for number, given in in_parts(walk, untouched, probes, tick, together=PART, heavy=heavy):
+            if not given:
+                continue
+            (name, place), (own,) = places[number], given
             if name in normed:
                 norm = normed[name].norms[place]
-                done.streams[name].add(unnormed(sums, norm.gain, norm.shift))
+                streams[name].add(unnormed(own, norm.gain, norm.shift))
             else:
-                done.sums[name].append(sums)
-    return done
+                sums[name][place] = own
+    return _Measured({name: [some[place] for place in sorted(some)] for name, some in sums.items()}, streams)
 
 
 def _probes(stream: Stream, shapes: Mapping[str, tuple[int, ...]]) -> list[Probe]:

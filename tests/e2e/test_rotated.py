@@ -12,11 +12,10 @@ import pytest
 
 import onnxgrail
 from onnxgrail.algebra.fit.compensate import grail
-from onnxgrail.calibration import streaming
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Array, Probe, Reducer, View
 from onnxgrail.models import load
-from onnxgrail.narrowing import best
+from onnxgrail.narrowing import best, rotation
 from tests.oracle import run
 from tests.prenorm import HIDDEN, VOCABULARY, WIDTH, prenorm
 from tests.tiny import numbers, tiny
@@ -149,7 +148,7 @@ def test_second_moments_are_measured_in_parts_that_fit(
 ) -> None:
     whole, apart, together = tmp_path / "whole.onnx", tmp_path / "apart.onnx", []
     onnxgrail.compress(prenorm(depth=3), whole, data=ids, ratio=0.4, blocks=("stream",))
-    monkeypatch.setattr(streaming, "PART", 2 * 8 * WIDTH**2)
+    monkeypatch.setattr(rotation, "PART", 2 * 8 * WIDTH**2)
     measure = Stream.measure
 
     def counted(self: Stream, probes: Sequence[Probe], *rest: Any, **more: Any) -> Any:

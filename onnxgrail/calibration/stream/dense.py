@@ -5,7 +5,9 @@ They do not depend on ratio, selector or budget, so runs that differ only in tho
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -16,13 +18,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.stream import probing
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Block, Probe, Stats
 from onnxgrail.errors import DataError
 from onnxgrail.graph.io.serial import skeleton
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.files.paths import write_whole
-from onnxgrail.machine.progress import Progress, ticking
+from onnxgrail.machine.progress import Progress, Tick, ticking
 
 Dense = Mapping[str, tuple[Stats, ...]]
 """Block name -> statistics of its probes."""
@@ -33,19 +36,57 @@ T = TypeVar("T")
 
 
 def dense_pass(
-    stream: Stream, untouched: Ledger, blocks: Sequence[Block], *, together: int = TOGETHER, progress: Progress
+    stream: Stream,
+    untouched: Ledger,
+    blocks: Sequence[Block],
+    *,
+    together: int = TOGETHER,
+    heavy: bool = False,
+    progress: Progress,
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
-    """Yield each block with the statistics of its probes in the original model, from a stream at its start.
+    """Yield each block with the statistics of its probes in the original model; other arguments as in `in_parts`."""
+    wanted, tick = [block.probes for block in blocks], functools.partial(ticking, progress, "measuring")
+    for number, found in in_parts(stream, untouched, wanted, tick, together=together, heavy=heavy):
+        yield blocks[number], found
 
-    If the second moments of all blocks exceed `together` bytes, several passes are made. A caller that releases the
-    statistics of each block then needs no more memory than that. If several processes share the work, only the first
-    process gets statistics; the others get empty tuples.
+
+def in_parts(
+    stream: Stream,
+    untouched: Ledger,
+    wanted: Sequence[Sequence[Probe]],
+    tick: Callable[[int], Tick],
+    *,
+    together: int,
+    heavy: bool,
+) -> Iterator[tuple[int, tuple[Stats, ...]]]:
+    """Yield the numbers of groups of probes with their statistics in the original model, a part of them at a time.
+
+    A caller that releases the statistics of each part needs no more memory than `together` bytes.  If several processes
+    share the work, only the first process gets statistics; the others get empty tuples.
+
+    Args:
+        stream: at its start.
+        untouched: no decisions.
+        wanted: groups of probes.
+        tick: makes what counts the batches of all parts.
+        together: bytes of second moments that are added up at once; a single group may take more.
+        heavy: the weights are in files, and too large to be read at once: every group is a part, in the order of the
+            network, and runs only the nodes that follow the part before.
     """
-    parts = grouped(blocks, size_of, together)
-    tick = ticking(progress, "measuring", len(parts) * len(stream.masks))
+    order: Sequence[int] = range(len(wanted))
+    limits: Sequence[int | None] = [None] * len(wanted)
+    if heavy:
+        spans = [stream.index.span(probing.names(some)) for some in wanted]
+        order, together = sorted(order, key=lambda number: spans[number][::-1]), 0
+        firsts = [spans[number][0] for number in order]
+        limits = [*reversed([*itertools.accumulate(reversed(firsts[1:]), min)]), None]
+    parts = grouped(order, lambda number: sum(8 * probe.numbers for probe in wanted[number]), together)
+    each = tick(len(parts) * len(stream.masks))
+    done = 0
     for part in parts:
-        found = stream.measure([p for b in part for p in b.probes], untouched, tick)
-        yield from zip(part, by_block([b.probes for b in part], found), strict=True)
+        done += len(part)
+        found = stream.measure([p for number in part for p in wanted[number]], untouched, each, limits[done - 1])
+        yield from zip(part, by_block([wanted[number] for number in part], found), strict=True)
 
 
 def by_block(probes: Sequence[Sequence[Probe]], found: Sequence[Stats]) -> list[tuple[Stats, ...]]:

@@ -70,7 +70,7 @@ class Stream:
         self._lane = lane_of(providers) if lane is None else lane
         self._probed = probing.Network(model, survey, self._lane)
         self._lives = lives(model, survey.facts, effort(model, survey))
-        self._index = index_of(model.graph)
+        self.index = index_of(model.graph)
         self.position = 0  # of the first node after the cut
         self.shard = shard_of(group, len(feeds))
         taken = [prepared.routes.get(feeds[n], survey.facts.taken) for n in self.shard.numbers]
@@ -149,7 +149,7 @@ class Stream:
         self._forget(ledger)
         path = self._path(names, ledger, limit, kept, spare)
         here, moving = self._cache.names, path.target > self.position
-        made = {n: (cone(self._index.values[n], here), ledger) for n in path.beyond if n not in self._spare}
+        made = {n: (cone(self.index.values[n], here), ledger) for n in path.beyond if n not in self._spare}
         fit, stays = narrowing(self._survey, ledger, self._dead, here, self._lane), {*path.keep, *path.beyond}
         fresh = [n for n in path.missing if n in stays]
 
@@ -311,8 +311,8 @@ class Stream:
     def after(self, names: Iterable[str]) -> list[str]:
         """Return those of the tensors that are computed after the cut."""
         self._catch_up()
-        makers = {name: self._index.values[name].producer() for name in names}
-        return [name for name, node in makers.items() if node and self._index.order[node] >= self.position]
+        makers = {name: self.index.values[name].producer() for name in names}
+        return [name for name, node in makers.items() if node and self.index.order[node] >= self.position]
 
     def let_go(self) -> None:
         """Drop the tensors cached beyond the cut."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -28,6 +28,12 @@ class Index:
     values: Mapping[str, ir.Value]
     order: Mapping[ir.Node, int]
     counted: Collection[str]
+
+    def span(self, names: Iterable[str]) -> tuple[int, int]:
+        """Return the positions of the first and the last node that computes one of these values, 0 for inputs."""
+        makers = [self.values[name].producer() if name in self.values else None for name in names]
+        places = [0 if node is None else self.order[node] for node in makers]
+        return min(places, default=0), max(places, default=0)
 
 
 def index_of(graph: ir.Graph) -> Index:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +17,8 @@ from onnxgrail.graph.stored.integers import Levels, Load
 from onnxgrail.graph.trace.facts import constant_of
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
+HELD = 2**29  # bytes of a block's weights up to which they stay in memory; a stream has those of a whole network
+
 
 def empty(survey: Survey) -> Ledger:
     """Return a ledger without decisions."""
@@ -23,22 +26,25 @@ def empty(survey: Survey) -> Ledger:
 
 
 class Channels(Sequence[Floats]):
-    """One (u, m, r) array per slot of a block, converted to float64 when it is first used."""
+    """One (u, m, r) array per slot of a block, converted to float64 when it is used."""
 
-    def __init__(self, block: Block, arrays: Sequence[Array]) -> None:
-        """Hold the weights of the slots as they are."""
-        self._block, self._arrays = block, arrays
+    def __init__(self, block: Block, load: Callable[[int], Array], *, held: bool) -> None:
+        """Convert what `load` returns for a slot; `held` if the converted weights stay in memory."""
+        self._block, self._load, self._held = block, load, held
         self._read: dict[int, Floats] = {}
 
     def __len__(self) -> int:
         """Return the number of slots."""
-        return len(self._arrays)
+        return len(self._block.slots)
 
     def __getitem__(self, number: int) -> Floats:  # type: ignore[override]  # nobody takes slices
         """Return the array of a slot."""
-        if number not in self._read:
-            self._read[number] = slots.read(self._arrays[number], self._block.slots[number])
-        return self._read[number]
+        if number in self._read:
+            return self._read[number]
+        found = slots.read(self._load(number), self._block.slots[number])
+        if self._held:
+            self._read[number] = found
+        return found
 
 
 def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> Channels:
@@ -47,17 +53,26 @@ def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> Chann
     Raises:
         ModelError: a weight holds NaN or infinity.
     """
-    axes = _axes(survey)
-    found = []
-    for slot in block.slots:
-        array = _alive(_array(slot, model, survey, ledger), axes.get(slot.param, {}), ledger.dead)
+    axes, facts = _axes(survey), survey.facts
+    held = sum(facts.dtypes[s.initializer].itemsize * math.prod(facts.shapes[s.initializer]) for s in block.slots)
+    found: dict[int, Array] = {}
+
+    def load(number: int) -> Array:
+        slot = block.slots[number]
+        if number in found:
+            return found[number]
+        return _alive(_array(slot, model, survey, ledger), axes.get(slot.param, {}), ledger.dead)
+
+    for number, slot in enumerate(block.slots):
+        array = load(number)
         if not np.isfinite(array).all():
             raise ModelError(
                 f"the weight {slot.initializer} of block {block.name} holds NaN or infinity",
                 hint=f"Leave it out with --exclude '{block.name}' or repair the model",
             )
-        found.append(array)
-    return Channels(block, found)
+        if held <= HELD:
+            found[number] = array
+    return Channels(block, load, held=held <= HELD)
 
 
 def record(change: Change, model: ir.Model, survey: Survey, ledger: Ledger) -> Ledger:
