@@ -19,7 +19,6 @@ from onnxgrail.calibration.stream.dense import TOGETHER, Dense
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Block, Change, Recipe, Stats
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rewrite.interface import between
@@ -91,9 +90,9 @@ def measured(
     group: Group = SOLO,
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
     """Yield each block with its statistics in the original model, as `dense_pass` gives them."""
-    nothing, heavy = weights.empty(prepared.survey), bool(in_files(prepared.model))
+    nothing = weights.empty(prepared.survey)
     with stream_of(prepared, recipe, group) as stream:
-        yield from dense.dense_pass(stream, nothing, blocks, together=together, heavy=heavy, progress=progress)
+        yield from dense.dense_pass(stream, nothing, blocks, together=together, progress=progress)
 
 
 def impact_macs(prepared: Prepared) -> int:

@@ -12,8 +12,8 @@ from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds import SLACK, Part, parts_of
 from onnxgrail.fidelity.measures import MEASURES, Batch, active
+from onnxgrail.fidelity.measures.sparse import sparse
 from onnxgrail.fidelity.result import Fidelity, Table, Verdict, finish
-from onnxgrail.fidelity.sparse import sparse
 from onnxgrail.fidelity.spread import Spread
 from onnxgrail.fidelity.sums import BLOCK, PER_SAMPLE, Distances, Sums, distances, pairs, usable, widened
 from onnxgrail.fidelity.tables import kind_of

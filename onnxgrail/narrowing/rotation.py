@@ -30,7 +30,7 @@ from onnxgrail.calibration.stream.dense import in_parts
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.flatten.branches import folded
-from onnxgrail.graph.io.mapped import in_files, keep
+from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
 from onnxgrail.graph.rotate.inside import REASONS
@@ -38,7 +38,6 @@ from onnxgrail.graph.rotate.streams import Stream
 from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.job import Job
-from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import Record
 
 STEP = "rotation"  # cache key of the bases
@@ -228,10 +227,9 @@ def _measured(prepared: Prepared, found: Rotatable, job: Job) -> _Measured:
     streams = {name: Moments(beside_mean=stream.carries_mean) for name, stream in normed.items()}
     places = [(name, place) for name, some in wanted.items() for place in range(len(some))]
     probes = [(wanted[name][place],) for name, place in places]
-    untouched, heavy = weights.empty(prepared.survey), bool(in_files(prepared.model))
-    tick = functools.partial(ticking, job.progress, "rotating")
+    untouched = weights.empty(prepared.survey)
     with stream_of(prepared, job.recipe, job.group) as walk:
-        for number, given in in_parts(walk, untouched, probes, tick, together=PART, heavy=heavy):
+        for number, given in in_parts(walk, untouched, probes, job.progress, "rotating", together=PART):
             if not given:
                 continue
             (name, place), (own,) = places[number], given

@@ -12,8 +12,10 @@ import pytest
 
 import onnxgrail
 from onnxgrail.algebra.fit.compensate import grail
+from onnxgrail.calibration.stream import ways
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.core import Array, Probe, Reducer, View
+from onnxgrail.core import Array, Block, Probe, Reducer, View
+from onnxgrail.graph.rewrite import weights
 from onnxgrail.models import load
 from onnxgrail.narrowing import best, rotation
 from tests.oracle import run
@@ -159,6 +161,41 @@ def test_second_moments_are_measured_in_parts_that_fit(
     onnxgrail.compress(prenorm(depth=3), apart, data=ids, ratio=0.4, blocks=("stream",))
     assert together[:4] == [[WIDTH] * 2] * 3 + [[WIDTH]]
     assert apart.read_bytes() == whole.read_bytes()
+
+
+def test_a_model_in_files_is_never_run_or_read_as_a_whole(
+    tmp_path: Path, ids: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights may not fit into memory: second moments are measured with the nodes of one layer at a time."""
+    apart, whole = tmp_path / "apart.onnx", tmp_path / "whole.onnx"
+    ir.save(prenorm(depth=6), apart, external_data="apart.data")
+    results, held = [], []
+    nodes: list[int] = []
+    cut, read = ways.cut, weights.read
+
+    def counted(*args: Any) -> ir.Model:
+        piece = cut(*args)
+        nodes.append(len(piece.graph))
+        return piece
+
+    def reading(block: Block, *args: Any) -> Any:
+        channels = read(block, *args)
+        held.append((block.kind, channels))
+        return channels
+
+    monkeypatch.setattr(ways, "cut", counted)
+    monkeypatch.setattr(weights, "read", reading)
+    monkeypatch.setattr(weights, "HELD", 4 * 3 * WIDTH * HIDDEN)
+    for given in (apart, prenorm(depth=6)):
+        results.append(onnxgrail.compress(given, whole, data=ids, unit_ratio=0.4, force=True))
+        if given is apart:
+            assert max(nodes) < len(prenorm(depth=6).graph) / 3
+    (lazy,) = [channels for kind, channels in held if kind == "stream"][:1]
+    assert lazy[0] is not lazy[0]
+    (kept,) = [channels for kind, channels in held if kind == "mlp"][:1]
+    assert kept[0] is kept[0]
+    one, two = (run(result.model, {"ids": ids["ids"][:3]})["y"] for result in results)
+    np.testing.assert_allclose(one, two, atol=1e-3 * np.abs(two).max())
 
 
 def with_a_table() -> ir.Model:

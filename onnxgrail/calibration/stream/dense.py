@@ -5,7 +5,6 @@ They do not depend on ratio, selector or budget, so runs that differ only in tho
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -25,7 +24,7 @@ from onnxgrail.errors import DataError
 from onnxgrail.graph.io.serial import skeleton
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.files.paths import write_whole
-from onnxgrail.machine.progress import Progress, Tick, ticking
+from onnxgrail.machine.progress import Progress, ticking
 
 Dense = Mapping[str, tuple[Stats, ...]]
 """Block name -> statistics of its probes."""
@@ -36,17 +35,11 @@ T = TypeVar("T")
 
 
 def dense_pass(
-    stream: Stream,
-    untouched: Ledger,
-    blocks: Sequence[Block],
-    *,
-    together: int = TOGETHER,
-    heavy: bool = False,
-    progress: Progress,
+    stream: Stream, untouched: Ledger, blocks: Sequence[Block], *, together: int = TOGETHER, progress: Progress
 ) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
     """Yield each block with the statistics of its probes in the original model; other arguments as in `in_parts`."""
-    wanted, tick = [block.probes for block in blocks], functools.partial(ticking, progress, "measuring")
-    for number, found in in_parts(stream, untouched, wanted, tick, together=together, heavy=heavy):
+    wanted = [block.probes for block in blocks]
+    for number, found in in_parts(stream, untouched, wanted, progress, "measuring", together=together):
         yield blocks[number], found
 
 
@@ -54,38 +47,39 @@ def in_parts(
     stream: Stream,
     untouched: Ledger,
     wanted: Sequence[Sequence[Probe]],
-    tick: Callable[[int], Tick],
+    progress: Progress,
+    told: str,
     *,
     together: int,
-    heavy: bool,
 ) -> Iterator[tuple[int, tuple[Stats, ...]]]:
     """Yield the numbers of groups of probes with their statistics in the original model, a part of them at a time.
 
-    A caller that releases the statistics of each part needs no more memory than `together` bytes.  If several processes
-    share the work, only the first process gets statistics; the others get empty tuples.
+    A caller that releases the statistics of each part needs no more memory than `together` bytes.  Weights in files may
+    be too large to be read at once: then every group is a part, in the order of the network, and runs only the nodes
+    that follow the part before.  If several processes share the work, only the first process gets statistics; the
+    others get empty tuples.
 
     Args:
         stream: at its start.
         untouched: no decisions.
         wanted: groups of probes.
-        tick: makes what counts the batches of all parts.
+        progress: is told about every batch of a part, under the name `told`.
+        told: as above.
         together: bytes of second moments that are added up at once; a single group may take more.
-        heavy: the weights are in files, and too large to be read at once: every group is a part, in the order of the
-            network, and runs only the nodes that follow the part before.
     """
     order: Sequence[int] = range(len(wanted))
     limits: Sequence[int | None] = [None] * len(wanted)
-    if heavy:
+    if stream.heavy:
         spans = [stream.index.span(probing.names(some)) for some in wanted]
         order, together = sorted(order, key=lambda number: spans[number][::-1]), 0
         firsts = [spans[number][0] for number in order]
         limits = [*reversed([*itertools.accumulate(reversed(firsts[1:]), min)]), None]
     parts = grouped(order, lambda number: sum(8 * probe.numbers for probe in wanted[number]), together)
-    each = tick(len(parts) * len(stream.masks))
+    tick = ticking(progress, told, len(parts) * len(stream.masks))
     done = 0
     for part in parts:
         done += len(part)
-        found = stream.measure([p for number in part for p in wanted[number]], untouched, each, limits[done - 1])
+        found = stream.measure([p for number in part for p in wanted[number]], untouched, tick, limits[done - 1])
         yield from zip(part, by_block([wanted[number] for number in part], found), strict=True)
 
 

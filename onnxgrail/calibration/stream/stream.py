@@ -32,6 +32,7 @@ from onnxgrail.graph.cost.counting import effort
 from onnxgrail.graph.cuts.live import lives
 from onnxgrail.graph.cuts.reach import Cone, Validity, cone
 from onnxgrail.graph.cuts.segment import index_of
+from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.group.sums import SOLO, Group, Shard, shard_of
 from onnxgrail.machine.progress import Tick
@@ -70,7 +71,7 @@ class Stream:
         self._lane = lane_of(providers) if lane is None else lane
         self._probed = probing.Network(model, survey, self._lane)
         self._lives = lives(model, survey.facts, effort(model, survey))
-        self.index = index_of(model.graph)
+        self.index, self.heavy = index_of(model.graph), bool(in_files(model))  # weights in files are read as needed
         self.position = 0  # of the first node after the cut
         self.shard = shard_of(group, len(feeds))
         taken = [prepared.routes.get(feeds[n], survey.facts.taken) for n in self.shard.numbers]
