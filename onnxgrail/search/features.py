@@ -88,8 +88,7 @@ class Features:
         taken = self._channels(node, dead)
         if node.op_type in POOLS:
             return kind if taken % self._block == 0 else (*kind[:-1], PLAIN)
-        direct = kind[1] != "depthwise" and taken < self._block  # reads so few channels without blocks
-        return (*kind[:-1], BLOCKED if direct or taken % ALIGNED == 0 else PLAIN)
+        return (*kind[:-1], BLOCKED if self._direct(node, kind, dead) or taken % ALIGNED == 0 else PLAIN)
 
     def of(self, node: ir.Node, kind: Kind, dead: Bools) -> Floats:
         """Return (3,) features of a node without the dead units."""
@@ -102,17 +101,29 @@ class Features:
         read = self._bytes(node.inputs, dead, blocked=blocked) + self._constants(node, dead)
         return np.array([1.0, macs, written + read])
 
-    def moved(self, node: ir.Node, dead: Bools) -> float:
-        """Return the bytes that are converted for a node whose layout changed: those of a pool without blocks.
+    def moved(self, node: ir.Node, full: Kind, dead: Bools) -> float:
+        """Return the bytes that are converted for a node because its layout is no longer that of its neighbors.
 
         Args:
             node: the node.
+            full: its kind at full widths.
             dead: (ids,) mask of removed units.
         """
-        if node.op_type not in POOLS:
+        if full[-1] != BLOCKED:
             return 0.0
-        back = self._channels(node, dead) % ALIGNED == 0  # the next convolution has blocks again
-        return self._bytes([*node.inputs[:1], *(node.outputs[:1] if back else ())], dead, blocked=False)
+        if self.kind_at(node, full, dead) != full:  # the next convolution has blocks again
+            back = node.op_type not in POOLS or self._channels(node, dead) % ALIGNED == 0
+            return self._bytes([*node.inputs[:1], *(node.outputs[:1] if back else ())], dead, blocked=False)
+        if not self._direct(node, full, dead) or self._direct(node, full, None):
+            return 0.0
+        value = node.inputs[0]
+        readers = 1 if value is None else sum(use.node.op_type in counting.CONVOLUTIONS for use in value.uses())
+        return self._bytes([value], dead, blocked=False) / max(1, readers)  # converted once for all of them
+
+    def _direct(self, node: ir.Node, kind: Kind, dead: Bools | None) -> bool:
+        """Return True if a convolution reads so few channels that it does so without blocks."""
+        dense = node.op_type not in POOLS and kind[1] != "depthwise"
+        return dense and self._channels(node, dead) < self._block
 
     def _channels(self, node: ir.Node, dead: Bools | None) -> int:
         """Return the channels that a node reads."""

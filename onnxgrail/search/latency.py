@@ -16,8 +16,8 @@ from onnxgrail.core import Block, Bools, Floats, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Meter, Part
 from onnxgrail.machine.job import Job
-from onnxgrail.search.features import Features, Kind, Place, Sample
-from onnxgrail.search.kernels import KERNELS, Kernels, Measured, measured_kernels
+from onnxgrail.search.features import MOVES, Features, Kind, Place, Sample
+from onnxgrail.search.kernels import KERNELS, Kernels, measured_kernels
 
 SLOWER = 0.95  # speed relative to the original from which a result counts as slower
 AGAIN = 3  # times that it must be measured as slower: other work on the machine can slow one session down for a while
@@ -84,7 +84,8 @@ def latency_measure(prepared: Prepared, kernels: Kernels) -> Measure:
         kernels: measured on it, not empty.
     """
     features = Features(prepared, kernels.block)
-    laws = _laws(features, kernels.measured)
+    samples = [sample for one in kernels.measured for sample in features.samples(one) if sample.ms > 0]
+    laws, pace = _laws(samples), _pace(samples)
     full = kernels.measured[0]
     groups: dict[tuple[int, ...], list[_Term]] = defaultdict(list)
     owner = counting.owners(prepared.survey)
@@ -94,7 +95,7 @@ def latency_measure(prepared: Prepared, kernels: Kernels) -> Measure:
             of = laws[sample.place]
             known = features.kind_at(sample.node, sample.kind, None) == sample.kind
             groups[blocks].append(_Term(sample, of if known else {sample.kind: of[sample.kind]}))
-    parts = [Part(blocks, _Saved(features, tuple(terms))) for blocks, terms in groups.items()]
+    parts = [Part(blocks, _Saved(features, tuple(terms), pace)) for blocks, terms in groups.items()]
     return Measure(full.ms, full.ms, Meter(prepared.survey, parts))
 
 
@@ -108,10 +109,11 @@ class _Term:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Saved:
-    """The milliseconds that nodes with the same blocks save without the dead units."""
+    """The milliseconds that nodes with the same blocks save without the dead units; `pace` as `_pace` gives it."""
 
     features: Features
     terms: tuple[_Term, ...]
+    pace: float
 
     def __call__(self, dead: Bools) -> float:
         return sum(self._saved(term, dead) for term in self.terms)
@@ -120,21 +122,28 @@ class _Saved:
         node, full = term.full.node, term.full.kind
         laid = self.features.kind_at(node, full, dead)
         kind = laid if laid in term.laws else full
-        left = term.laws[kind] @ self.features.of(node, kind, dead)
-        if laid != full and (moved := self.features.moved(node, dead)):
-            left += 2.0 * moved * term.full.ms / term.full.features[-1]  # read and written, at the speed of the pool
+        left = term.laws[kind] @ self.features.of(node, kind, dead) + self.pace * self.features.moved(node, full, dead)
         return float(term.laws[full] @ term.full.features - left)  # exactly 0 at full widths
 
 
-def _laws(features: Features, measured: Sequence[Measured]) -> Mapping[Place, Mapping[Kind, Floats]]:
+def _pace(samples: Sequence[Sample]) -> float:
+    """Return milliseconds per byte to convert, as fast as measured conversions, else as nodes that only read and write.
+
+    0 if there are neither.
+    """
+    moves = [sample for sample in samples if sample.kind == (MOVES,)]
+    plain = moves or [sample for sample in samples if not sample.features[1]]
+    both = 1 if moves else 2  # nodes count what they read, too
+    return both * sum(sample.ms for sample in plain) / max(1.0, sum(float(sample.features[-1]) for sample in plain))
+
+
+def _laws(samples: Sequence[Sample]) -> Mapping[Place, Mapping[Kind, Floats]]:
     """Return the coefficients of nodes at full widths by kind: those of all nodes of the kind, scaled to the node's."""
     kinds: dict[Kind, list[Sample]] = defaultdict(list)
     own: dict[Place, dict[Kind, list[Sample]]] = defaultdict(lambda: defaultdict(list))
-    for one in measured:
-        for sample in features.samples(one):
-            if sample.ms > 0:
-                kinds[sample.kind].append(sample)
-                own[sample.place][sample.kind].append(sample)
+    for sample in samples:
+        kinds[sample.kind].append(sample)
+        own[sample.place][sample.kind].append(sample)
     common = {kind: _fitted(samples) for kind, samples in kinds.items()}
     return {place: {k: _scaled(common[k], of) for k, of in by_kind.items()} for place, by_kind in own.items()}
 

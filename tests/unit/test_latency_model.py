@@ -129,6 +129,21 @@ def test_a_pool_whose_channels_fill_no_blocks_takes_conversions() -> None:
     assert blocked({block: 28}) > blocked({block: 24})
 
 
+def test_a_convolution_that_reads_fewer_channels_than_a_block_takes_a_conversion() -> None:
+    body = "a = Conv<pads=[1,1,1,1]>(x, u)\nr = Relu(a)\ny = Conv(r, v)\nz = Conv(r, w)"
+    arrays = {"u": (16, 8, 3, 3), "v": (8, 16, 1, 1), "w": (8, 16, 1, 1)}
+    prepared = prepared_of(tiny("float[N,8,16,16] x => float[] y, float[] z", body, arrays))
+    block = prepared.survey.blocks[0].name
+    costs = []
+    for ms in (0.0, 1.0):  # of a kernel that converts 16 channels
+        measured = [fake(prepared, widths, blocked=("a", "y", "z")) for widths in ({}, {block: 8})]
+        measured[0] = dataclasses.replace(measured[0], moves={"r": ms})
+        cost = latency_measure(prepared, Kernels(measured=tuple(measured), block=BLOCK))
+        assert cost({block: 8}) < cost({})
+        costs.append(cost({block: 7}) - cost({block: 8}))
+    assert costs[1] - costs[0] == pytest.approx(7 / 16, rel=0.2)  # once for both convolutions that read it
+
+
 def test_stored_kernels_give_the_same_cost() -> None:
     prepared = prepared_of(mlp(2, 64, features=32))
     kernels = Kernels(measured=(fake(prepared, {}), fake(prepared, halves(prepared), ("a",))), block=BLOCK, note="n")
