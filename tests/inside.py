@@ -185,17 +185,15 @@ def fused(op: str, *, split: str = "", merge: str = "", groups: int = HEADS, bia
 
 
 SPLIT_HEADS = "".join(lines("$p2 = Reshape($p, into)\n$p3 = Transpose<perm=[0,2,1,3]>($p2)\n", p=p) for p in "qkv")
+MERGED = "o1 = Transpose<perm=[0,2,1,3]>(o)\no2 = Reshape(o1, back)\n"
 OWN, STANDARD = f"com.microsoft.MultiHeadAttention<num_heads={HEADS}>", f"Attention<q_num_heads={HEADS}, kv_num_heads="
 KERNELS = {
     "MultiHeadAttention": fused(OWN),
     "MultiHeadAttention with biases": fused(OWN, bias=True),
     "Attention": fused(f"{STANDARD}{HEADS}>"),
     "Attention with shared keys": fused(f"{STANDARD}2>", groups=2),
-    "Attention of four axes": fused(
-        "Attention",
-        split=SPLIT_HEADS,
-        merge="o1 = Transpose<perm=[0,2,1,3]>(o)\no2 = Reshape(o1, back)\n",
-    ),
+    "Attention of four axes": fused("Attention", split=SPLIT_HEADS, merge=MERGED),
+    "Attention with a scale": fused("Attention<scale=0.3, softcap=2.0>", split=SPLIT_HEADS, merge=MERGED),
 }
 NETS |= KERNELS
 
@@ -234,7 +232,8 @@ def projected(model: ir.Model, bases: dict[str, Floats], kept: int) -> ir.Model:
             if len(shape) == 4:
                 numbers = np.repeat(projection, shape[1] // len(basis), axis=0)
             else:
-                numbers = block_diag(*projection)
+                width = shape[2] // basis.shape[-1]
+                numbers = block_diag(*np.repeat(projection, width // len(basis), axis=0))
             first = is_product(node) and bool(integer(node, "transB" if operand else "transA"))
             matrix = constant(other.graph, np.swapaxes(numbers, -1, -2) if first else numbers, f"{kind}/projection")
             operands = [matrix, node.inputs[operand]] if first else [node.inputs[operand], matrix]
@@ -242,8 +241,9 @@ def projected(model: ir.Model, bases: dict[str, Floats], kept: int) -> ir.Model:
             product.outputs[0].name = f"{node.outputs[0].name}/{kind}/projected"
             other.graph.insert_before(node, product)
             node.replace_input_with(operand, product.outputs[0])
-            if len(node.inputs) > 3:  # biases of values are added after the projection
+            if len(node.inputs) > 3:  # the kernel adds biases after the projection
                 biases = node.inputs[3].const_value.numpy().copy()
-                biases[-len(numbers) :] = biases[-len(numbers) :] @ numbers
+                mine = slice(-len(numbers), None) if operand else slice(len(numbers))
+                biases[mine] = biases[mine] @ numbers
                 node.replace_input_with(3, constant(other.graph, biases, "biases"))
     return other

@@ -113,6 +113,25 @@ def basis_of_queries(queries: Sequence[Sequence[Stats]], keys: Sequence[Sequence
     return np.stack([balanced(np.asarray(sum(map(_moments, heads))), np.asarray(other)) for heads, other in pairs])
 
 
+def with_biases(heads: Sequence[Sequence[Stats]], biases: Floats | None) -> list[list[Stats]]:
+    """Return sums as if biases were added to the rows of every head.
+
+    Args:
+        heads: per group of heads, sums over the rows of each head.
+        biases: (groups, heads, d); None for zeros.
+    """
+    if biases is None:
+        return [list(group) for group in heads]
+    groups = zip(heads, biases, strict=True)
+    return [[_shifted(sums, bias) for sums, bias in zip(*group, strict=True)] for group in groups]
+
+
+def _shifted(sums: Stats, bias: Floats) -> Stats:
+    cross = np.outer(sums.total, bias)
+    gram = sums.gram + cross + cross.T + sums.count * np.outer(bias, bias)
+    return Stats(gram=gram, total=sums.total + sums.count * bias, count=sums.count)
+
+
 def of_unit_size(heads: Sequence[Sequence[Stats]]) -> list[list[Stats]]:
     """Return sums as if the rows of every head had the root mean square 1.
 

@@ -20,6 +20,7 @@ from onnxgrail.algebra.rotation import (
     of_unit_size,
     order_of_pairs,
     unnormed,
+    with_biases,
 )
 from onnxgrail.allocation.choose import simple
 from onnxgrail.allocation.losses import tells
@@ -279,8 +280,9 @@ def _of_heads(_: Prepared, found: Rotatable, name: str, measured: _Measured) -> 
     if inside.kind != "qk":
         groups = basis_of_values(sums, found.products(name))
         return np.asarray(groups[0]) if inside.kind == "rank" else groups
-    sides = inside.sides(sums)
     if inside.units is None:
-        return basis_of_queries(*sides)
+        pairs = zip(sums, found.added(name), strict=True)
+        return basis_of_queries(*inside.sides([with_biases(some, biases) for some, biases in pairs]))
+    sides = inside.sides(sums)
     queries, keys = (of_unit_size(side) if normed else side for side, normed in zip(sides, inside.normed, strict=True))
     return order_of_pairs(queries, keys, list(left), inside.units, normed=any(inside.norms))

@@ -138,13 +138,13 @@ def test_inspect_names_what_keeps_its_channels() -> None:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_values_of_fused_kernels_lose_channels(name: str, rows: dict[str, Array]) -> None:
+def test_fused_kernels_lose_channels(name: str, rows: dict[str, Array]) -> None:
     model = KERNELS[name]
     result = onnxgrail.compress(model, data=rows, unit_ratio=0.5, blocks=INNER, round_to=1)
-    assert blocks_of(result) == {"vo": (SIZE, SIZE // 2)}
+    assert blocks_of(result) == dict.fromkeys(INNER, (SIZE, SIZE // 2))
     got, want = (run(one, rows)["y"] for one in (result.model, model))
     assert 0 < np.square(got - want).mean() < 0.5 * np.square(want).mean()
-    assert "vo" in onnxgrail.inspect(model).shares
+    assert onnxgrail.inspect(model).shares.keys() >= {*INNER}
 
 
 def test_a_run_is_repeated_to_the_same_bytes(tmp_path: Path, ids: dict[str, Array]) -> None:

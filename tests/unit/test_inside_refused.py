@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from onnxgrail.graph.rotate.heads import complete
 from onnxgrail.graph.rotate.inside import BENDS, KERNEL, OTHER, POSITIONS
 from tests.contract.attention import (
     HEADS,
@@ -76,6 +77,20 @@ def test_what_depends_on_the_basis_is_refused_by_name(name: str, left: str, why:
     assert [basis.rpartition("/")[2] for basis in bases] == [left]
     check_same(run(other, feed(model)), run(model, feed(model)))
     assert [(refusal.value, refusal.reason) for refusal in found_in(model).refusals] == [why]
+
+
+def test_queries_that_a_kernel_normalizes_first_keep_their_channels() -> None:
+    body = "".join(lines("$p = MatMul(x, w$p)\n", p=p) for p in "qkv")
+    body += f"""
+        k1 = LayerNormalization(k, table)
+        o = Attention<q_num_heads={HEADS}, kv_num_heads={HEADS}>(q, k1, v)
+        y = MatMul(o, wo)
+    """
+    weights: dict[str, Any] = {**dict.fromkeys(("wq", "wk", "wv", "wo"), (WIDTH, WIDTH)), "table": (WIDTH,)}
+    model = tiny(f"float[N,{TOKENS},{WIDTH}] x => float[] y", body, weights, opset=23)
+    assert [inside.kind for inside in found_in(model).heads.values()] == ["vo"]
+    assert [(refusal.value, refusal.reason) for refusal in found_in(model).refusals] == [("o", POSITIONS)]
+    assert not complete(list(found_in(model).heads.values()))
 
 
 def test_one_bias_for_all_channels_is_refused() -> None:

@@ -18,7 +18,7 @@ from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger
 from tests.oracle import check_same, narrowed_equals_masked, run, survey_of
 from tests.tiny import Weights, feed, ints, scalar
-from tests.unit.test_picked import FORMS, GROUPS, HEADS, SIZE, picked, rotary
+from tests.unit.test_picked import FORMS, GROUPS, HEADS, KERNEL, SIZE, picked, rotary
 
 EPSILON = 0.3  # large, so that it counts
 WRITTEN = """
@@ -51,12 +51,12 @@ GIVEN: Weights = {
 }  # fmt: skip
 
 
-def normed(norm: str, way: str = "none", *, sides: str = "qk", packed: bool = False) -> ir.Model:
+def normed(norm: str, way: str = "none", *, sides: str = "qk", packed: bool = False, kernel: str = "") -> ir.Model:
     """The layer of `rotary` with some normalizations."""
     text = [NORMS[norm] if side in sides else "" for side in "qk"]
     body = "".join(text).replace("$p", "")
     used = {n: w for n, w in GIVEN.items() if (n[1:] in sides and "g$p" in NORMS[norm]) or n in body}
-    return rotary(way, packed=packed, norms=text, given=used)
+    return rotary(way, packed=packed, kernel=kernel, norms=text, given=used)
 
 
 def masked(model: ir.Model, kept: Ints) -> ir.Model:
@@ -75,20 +75,25 @@ def masked(model: ir.Model, kept: Ints) -> ir.Model:
 
 
 @pytest.mark.parametrize(
-    ("norm", "way", "sides", "packed"),
+    ("norm", "way", "sides", "packed", "kernel"),
     [
-        *((norm, way, "qk", False) for norm in NORMS for way in ("none", "halves")),
-        *(("divided", way, "qk", False) for way in ("two halves", "interleaved", "one operator", "scaled by position")),
-        ("divided", "none", "q", False),
-        ("divided", "constant tables", "k", False),
-        ("one operator", "halves", "qk", True),
-        ("divided", "none", "qk", True),
+        *((norm, way, "qk", False, "") for norm in NORMS for way in ("none", "halves")),
+        *(
+            ("divided", way, "qk", False, "")
+            for way in ("two halves", "interleaved", "one operator", "scaled by position")
+        ),
+        ("divided", "none", "q", False, ""),
+        ("divided", "constant tables", "k", False, ""),
+        ("one operator", "halves", "qk", True, ""),
+        ("divided", "none", "qk", True, ""),
+        ("one operator", "one operator", "qk", False, KERNEL),
+        ("divided", "none", "qk", False, KERNEL),
     ],
 )
 def test_without_channels_the_root_mean_square_is_over_the_old_width(
-    norm: str, way: str, sides: str, packed: bool
+    norm: str, way: str, sides: str, packed: bool, kernel: str
 ) -> None:
-    model = normed(norm, way, sides=sides, packed=packed)
+    model = normed(norm, way, sides=sides, packed=packed, kernel=kernel)
     other, survey, inside, order = picked(model)
     assert inside.units is not None
     assert [len(side) for side in inside.norms] == [int(side in sides) for side in "qk"]

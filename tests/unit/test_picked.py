@@ -133,6 +133,7 @@ WAYS: dict[str, tuple[str, str, Weights, int, int]] = {
     ),
     "scaled by position": ("", "$p4 = Mul($p3, cosine)\n", {"cosine": np.cos(WHOLE)}, 8, 20),
 }  # fmt: skip
+KERNEL = "o0 = Attention(q4, k4, v4)\n"
 FORMS = {**WAYS, "none": ("", "$p4 = Identity($p3)\n", {}, SIZE, 20)}
 
 
@@ -141,13 +142,14 @@ def rotary(
     *,
     keys: str = "k5 = Unsqueeze(k4, second)\n",
     packed: bool = False,
+    kernel: str = "",
     norms: Sequence[str] = ("", ""),
     given: Weights | None = None,
 ) -> ir.Model:
     """An attention layer whose query heads share keys and values, with rotary embeddings.
 
     If `packed`, one weight makes queries, keys and values, which are slices of what it computes. `norms` make $pn of
-    queries and keys $p2 before their heads are moved, with the weights `given`.
+    queries and keys $p2 before their heads are moved, with the weights `given`. A fused `kernel` makes o0.
     """
     before, each, weights, _, opset = FORMS[way]
     normed = dict(zip("qk", norms, strict=True))
@@ -163,8 +165,7 @@ def rotary(
         for p in "qkv"
     )
     shared = "".join(lines("$p6 = Expand($p5, twice)\n$p7 = Reshape($p6, heads)\n", p=p) for p in "kv")
-    body = f"""
-        {before}{projected}
+    products = f"""
         v5 = Unsqueeze(v4, second)
         {keys}{shared}
         kt = Transpose<perm=[0,1,3,2]>(k7)
@@ -172,6 +173,9 @@ def rotary(
         a1 = Mul(a0, scale)
         a2 = Softmax<axis=-1>(a1)
         o0 = MatMul(a2, v7)
+    """
+    body = f"""
+        {before}{projected}{kernel or products}
         o1 = Transpose<perm=[0,2,1,3]>(o0)
         o2 = Reshape(o1, back)
         y = MatMul(o2, wo)
@@ -193,7 +197,7 @@ def rotary(
         "wo": (HEADS * SIZE, 5),
         **(given or {}),
     }
-    opset = 23 if "RMSNormalization" in body else opset
+    opset = 23 if kernel or "RMSNormalization" in body else opset
     return tiny(f"float[N,{TOKENS},{WIDTH}] x => float[] y", body, {**shapes, **weights}, opset=opset,
                 imports={"com.microsoft": 1} if "com.microsoft" in each else None)  # fmt: skip
 
@@ -213,7 +217,7 @@ def masked(model: ir.Model, kept: Ints) -> ir.Model:
     other = model.clone()
     mask = np.zeros(SIZE, np.float32)
     mask[kept] = 1
-    product = next(node for node in other.graph if node.outputs[0].name == "a0")
+    product = next(node for node in other.graph if node.op_type == "Attention" or node.outputs[0].name == "a0")
     value = ir.Value(
         name="mask", const_value=ir.tensor(mask), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([SIZE])
     )
@@ -225,9 +229,19 @@ def masked(model: ir.Model, kept: Ints) -> ir.Model:
     return other
 
 
-@pytest.mark.parametrize(("way", "packed"), [*((way, False) for way in WAYS), ("halves", True), ("one operator", True)])
-def test_without_a_pair_the_scores_lack_its_products(way: str, packed: bool) -> None:
-    model = rotary(way, packed=packed)
+@pytest.mark.parametrize(
+    ("way", "packed", "kernel"),
+    [
+        *((way, False, "") for way in WAYS),
+        ("halves", True, ""),
+        ("one operator", True, ""),
+        ("halves", False, KERNEL),
+        ("a part in one operator", False, KERNEL),
+        ("one operator", True, KERNEL),
+    ],
+)
+def test_without_a_pair_the_scores_lack_its_products(way: str, packed: bool, kernel: str) -> None:
+    model = rotary(way, packed=packed, kernel=kernel)
     other, survey, inside, order = picked(model)
     assert inside.units is not None
     assert len(order) == WAYS[way][3]
@@ -249,6 +263,30 @@ def test_without_a_pair_the_scores_lack_its_products(way: str, packed: bool) -> 
     assert np.abs(want["y"] - run(model, feed(model))["y"]).max() > 1e-3
     assert passes_checker(to_bytes(other)) == passes_checker(to_bytes(model)) == ("ONNX Runtime" not in way)
     assert not any(node.metadata_props for node in other.graph)
+
+
+@pytest.mark.parametrize("turn", ["RotaryEmbedding<num_heads={0}>($p, cosine, sine, places)", "Identity($p)"])
+def test_a_kernel_reads_heads_side_by_side(turn: str) -> None:
+    given = {"q": HEADS, "k": GROUPS, "v": GROUPS}
+    body = "".join(lines("$p = MatMul(x, w$p)\n", p=p) for p in given)
+    body += "".join(lines(f"$p4 = {turn.format(given[p])}\n", p=p) for p in "qk")
+    body += f"o = Attention<q_num_heads={HEADS}, kv_num_heads={GROUPS}>(q4, k4, v)\ny = MatMul(o, wo)"
+    weights: Weights = {
+        **{f"w{p}": (WIDTH, SIZE * heads) for p, heads in given.items()},
+        **(FORMS["one operator"][2] if "cosine" in turn else {}),
+        "wo": (HEADS * SIZE, 5),
+    }
+    model = tiny(f"float[N,{TOKENS},{WIDTH}] x => float[] y", body, weights, opset=23)
+    found = rotatable(model, survey_of(model, feed(model)).facts, ("qk", "vo"))
+    assert [(one.kind, one.units is None) for one in found.heads.values()] == [("qk", "Id" in turn), ("vo", True)]
+    rng = np.random.default_rng(3)
+    other = rotate(found, {
+        name: rng.permutation(one.same) if one.units is not None else rng.normal(size=one.same.shape) + 2 * one.same
+        for name, one in found.heads.items()
+    })  # fmt: skip
+    check_same(run(other, feed(model)), run(model, feed(model)))
+    survey = narrowed_equals_masked(other, feed(other), kinds=("qk", "vo"))
+    assert {(block.kind, block.units) for block in survey.blocks} == {("qk", 8 if "Id" in turn else 4), ("vo", SIZE)}
 
 
 def test_queries_and_keys_share_what_they_gather() -> None:

@@ -25,7 +25,7 @@ from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.rotate.bridges import as_in_file, bridge, follow, refusal, walls_of
 from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, tables_of
-from onnxgrail.graph.rotate.heads import Inside, complete, products_of, rotate_heads
+from onnxgrail.graph.rotate.heads import Inside, complete, products_of, rotate_heads, rows_of
 from onnxgrail.graph.rotate.inside import insides_of
 from onnxgrail.graph.rotate.layers import Slot, factor_of_bias
 from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK
@@ -79,6 +79,10 @@ class Rotatable:
         """Return the (groups, width, width) products of the weights that read the channels of heads."""
         heads = self.heads[name]
         return np.asarray(sum(products_of(part, self.facts) for part in heads.measured))
+
+    def added(self, name: str) -> list[Floats | None]:
+        """Return for queries and keys of heads the (groups, copies, width) biases that a fused kernel adds, if any."""
+        return [None if part is None else rows_of(part, self.facts) for part in self.heads[name].added]
 
 
 def rotatable(

@@ -15,10 +15,11 @@ import onnx_ir as ir
 from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Stats
 from onnxgrail.graph import slots
 from onnxgrail.graph.attention import scores_of
+from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rotate import norms
-from onnxgrail.graph.rotate.marked import FUSED, INSIDE, MARK, ORDER, PICKED, RANK
+from onnxgrail.graph.rotate.marked import FUSED, INSIDE, MARK, ORDER, PICKED, RANK, READ
 from onnxgrail.graph.rotate.norms import Norm
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
@@ -67,7 +68,8 @@ class Inside:
         more: the other products.
         groups, width: number of groups, and of channels in a head.
         parts: constants in the basis.
-        makers: of these, what makes queries and keys last, for every product.
+        makers: of these, what makes queries and keys last, for every product; added: for each, the biases that a fused
+            kernel adds to what it makes.
         units: (width,) unit of every channel, if units are picked instead: then the positions of parts are sorted by
             unit. None if the basis is free.
         tables: nodes with the operand that is a table of positions.
@@ -83,6 +85,7 @@ class Inside:
     parts: tuple[Part, ...]
     more: tuple[ir.Node, ...] = ()
     makers: tuple[Part, ...] = ()
+    added: tuple[Part | None, ...] = ()
     units: Ints | None = None
     tables: tuple[tuple[ir.Node, int], ...] = ()
     norms: tuple[tuple[Norm, ...], ...] = ()
@@ -139,8 +142,8 @@ def complete(found: Collection[Inside]) -> list[Inside]:
     products = {kind: {node: one for one in found if one.kind == kind for node in one.products} for kind in INNER}
     chosen: list[Inside] = []
     for values in dict.fromkeys(products["vo"].values()):
-        scores = [scores_of(node, products["qk"]) for node in values.products]
-        asked = [products["qk"][node] for node in scores if node is not None]
+        scores = [node if weighs(node) else scores_of(node, products["qk"]) for node in values.products]
+        asked = [products["qk"][node] for node in scores if node in products["qk"]]
         chosen += [*asked, values] if len(asked) == len(scores) else []
     return list(dict.fromkeys(chosen))
 
@@ -156,9 +159,8 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         facts: of the graph.
         captured: names that bodies of nodes read.
     """
-    marks = {RANK: inside.name} if inside.kind == "rank" else {MARK: inside.name, INSIDE: inside.kind}
     for product in inside.products:
-        product.metadata_props.update(marks)
+        product.metadata_props[RANK if inside.kind == "rank" else READ + inside.kind] = inside.name
     if inside.units is not None:
         first = [inside.units.tolist().index(unit) for unit in basis.astype(int).tolist()]
         inside.node.metadata_props[ORDER] = ",".join(map(str, first))
@@ -166,7 +168,7 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
             node.metadata_props[PICKED] = str(operand)
         for norm in [norm for side in inside.norms for norm in side]:
             op = norm.nodes[-1].op_type
-            dtype = facts.dtypes[norm.source.name or ""]
+            dtype, marks = facts.dtypes[norm.source.name or ""], {MARK: inside.name, INSIDE: inside.kind}
             norms.simplify(graph, norm, {**marks, FUSED: op} if op in norms.FUSED else marks, (dtype, dtype))
         return
     inverse = np.swapaxes(np.linalg.inv(basis), 1, 2)
@@ -194,10 +196,15 @@ def _changed(array: Floats, axis: int, index: Ints, basis: Floats) -> Floats:
     return array
 
 
-def products_of(part: Part, facts: Facts) -> Floats:
-    """Return the (groups, width, width) products of a weight's channels, summed over copies and all other axes."""
+def rows_of(part: Part, facts: Facts) -> Floats:
+    """Return the (groups, copies, width, ...) numbers of a constant's channels."""
     array = constant_of(part.value, part.value.name or "", facts)
     assert array is not None
-    rows = np.moveaxis(array, part.axis, 0).astype(np.float64)[part.index]
+    return np.asarray(np.moveaxis(array, part.axis, 0).astype(np.float64)[part.index])
+
+
+def products_of(part: Part, facts: Facts) -> Floats:
+    """Return the (groups, width, width) products of a weight's channels, summed over copies and all other axes."""
+    rows = rows_of(part, facts)
     flat = rows.reshape(*part.index.shape, -1)
     return np.asarray(np.einsum("gcdr,gcer->gde", flat, flat, optimize=True))

@@ -38,10 +38,9 @@ CLAIMED = "several products read the same channels inside heads"
 UNEVEN = "its heads share some of their channels, or differ in their number"
 STORED = "its weight is shared, quantized or computed at run time, and takes no basis inside heads"
 KERNEL = "a fused kernel reads heads of one size; channels inside of them stay"
-QUERIES = "channels of queries and keys in a fused kernel stay"
 OTHER = "channels inside heads are followed through matrix products only, so those that it multiplies stay"
 
-REASONS = frozenset((POSITIONS, BENDS, CLAIMED, UNEVEN, STORED, KERNEL, QUERIES, OTHER))
+REASONS = frozenset((POSITIONS, BENDS, CLAIMED, UNEVEN, STORED, KERNEL, OTHER))
 
 
 _Place = tuple[str, int, int]
@@ -62,8 +61,8 @@ def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[li
     """
     if not set(INNER) & set(kinds):
         return [], []
-    fused = [node for node in model.graph if node.op_type in FUSED]
-    refusals = [_refusal(node, QUERIES if weighs(node) else KERNEL) for node in fused]
+    fused = [node for node in model.graph if node.op_type in FUSED and not weighs(node)]
+    refusals = [_refusal(node, KERNEL) for node in fused]
     others = [n for n in model.graph if n.op_type in OTHERS and not is_product(n) and not _reads_constants(n, facts)]
     refusals += [_refusal(node, OTHER) for node in others if makes_scores(node) or reads_weights(node)]
     if not any(weighs(n) or (is_product(n) and not _reads_constants(n, facts)) for n in model.graph):
@@ -160,10 +159,14 @@ class _Finder:
         passed = [table for table, _ in tables] + [node for side in norms for norm in side for node in norm.nodes]
         parts: list[Part] = []
         makers: list[Part] = []
+        added: list[Part | None] = []
         for place, inverse in sides.items():
             self._check(place, [*nodes, *(passed if units is not None else ())])
             mine = [self._part(use, groups[place], kind, units, inverse=inverse) for use in self.uses[place]]
-            makers += [part for part in mine if self.order[part.node] < self.order[self.nodes[place[0]]]][-1:]
+            reader = self.nodes[place[0]]
+            makes = [part for part in mine if self.order[part.node] < self.order[reader]][-1:]
+            makers += makes
+            added += [next((part for part in mine if part.node is reader), None)] * len(makes)
             parts += mine
         self._check_owned(parts)
         parts = _distinct(parts)
@@ -178,6 +181,7 @@ class _Finder:
             width=found[0][0].shape[2],
             parts=tuple(parts),
             makers=tuple(makers),
+            added=tuple(added),
             units=units,
             tables=tables,
             norms=norms,
@@ -186,14 +190,16 @@ class _Finder:
 
     def _wanted(self, node: ir.Node, kind: Kind) -> list[_Place]:
         """Return the operands and axes of a product that hold channels inside heads; empty for another node."""
-        own, fused = key(node), weighs(node)
-        if not (is_product(node) or (fused and kind == "vo")) or own not in self.facts.shapes:
+        own = key(node)
+        if not (is_product(node) or weighs(node)) or own not in self.facts.shapes:
             return []
         rank = [len(self.facts.shapes.get(name, ())) for name in names_of(node.inputs)]
+        if weighs(node):
+            return [(own, operand, rank[2] - 1) for operand in {"qk": (0, 1), "vo": (2,)}[kind]]
         summed, met, kept = axes_of(node, (rank[0], rank[1]))
         if kind == "qk":
             return [(own, 0, summed), (own, 1, met)]
-        return [(own, 2, rank[2] - 1) if fused else (own, 1, kept)]
+        return [(own, 1, kept)]
 
     def _together(self, node: ir.Node, kind: Kind) -> dict[_Place, bool]:
         """Return the operands with a basis in common, and if they take its inverse: of all products that share some."""

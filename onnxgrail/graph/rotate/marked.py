@@ -5,9 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 PLAIN = "SimplifiedLayerNormalization"  # ONNX Runtime's name for x / root mean square * gain
-MARK = "onnxgrail.rotated"  # metadata key; the value names the rotated stream or table, or what heads were rotated
+MARK = "onnxgrail.rotated"  # metadata key; the value names the rotated stream or table, or that of a norm inside heads
 TURNED = "onnxgrail.turned"  # metadata key of a FusedMatMul that stands for a product with a transposed table
-INSIDE = "onnxgrail.inside"  # metadata key of a product or norm inside heads; the value is the kind of its channels
+INSIDE = "onnxgrail.inside"  # metadata key of a norm inside heads; the value is the kind of its channels
+READ = "onnxgrail.inside."  # followed by a kind: metadata key of what reads channels inside heads, a product or a fused
+# kernel; the value names what was rotated
 ORDER = "onnxgrail.order"  # metadata key of such a product; the value lists channels, the most important first
 FUSED = "onnxgrail.fused"  # metadata key of a normalization inside heads; the value is the operator that it was
 BRIDGE = "onnxgrail.bridge"  # metadata key of a matrix that takes the change of a basis; the value names the basis

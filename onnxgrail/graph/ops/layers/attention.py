@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import MICROSOFT, integer
 from onnxgrail.graph.ops.layers.cache import past, present
-from onnxgrail.graph.ops.layers.inside import is_inside, values, weighs
+from onnxgrail.graph.ops.layers.inside import is_inside, keep_scale, kernel, weighs
 from onnxgrail.graph.ops.layers.linear import SHARED
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
@@ -125,14 +125,14 @@ def caches(site: Site, operands: Sequence[int], shared: Sequence[Ints | None], o
 def attention(site: Site) -> None:
     """Tie heads across query, key and value, and query heads to their key-value head unless that must stay.
 
-    If the channels of values have a basis of their own, pass these channels, and keep the heads.
+    If channels inside heads have a basis of their own, follow these channels, and keep the heads.
     """
     rank = len(site.shape(0))
     axis = 1 if rank == 4 else 2
     declared = [int(site.attribute(name, 0)) for name in ("q_num_heads", "kv_num_heads")]
     count, groups = (site.shape(0)[1], site.shape(1)[1]) if rank == 4 else declared
     if is_inside(site) and weighs(site.node):
-        values(site, count, groups)
+        kernel(site, count, groups)
         return
     query = heads_of(site, site.marks(0), axis, count)
     shared, why = key_value(site, [(1, axis), (2, axis)], count, groups)
@@ -146,7 +146,8 @@ def attention(site: Site) -> None:
 
 @narrow("Attention")
 def narrow_attention(cut: Cut) -> None:
-    """Update the head counts of the three-dimensional form."""
+    """Update the head counts of the three-dimensional form; keep the scale if heads lose channels."""
+    keep_scale(cut, integer(cut.node, "q_num_heads", 1))
     if "q_num_heads" in cut.node.attributes:
         cut.recount("q_num_heads", cut.input_name(0), 2)
         cut.recount("kv_num_heads", cut.input_name(1), 2)

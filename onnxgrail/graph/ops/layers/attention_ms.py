@@ -10,7 +10,7 @@ from onnxgrail.graph.attributes import MICROSOFT, integer, integers
 from onnxgrail.graph.ops.layers.attention import PARTIAL, bias, caches, heads_of, joined, key_value
 from onnxgrail.graph.ops.layers.cache import past, present
 from onnxgrail.graph.ops.layers.contraction import BIAS, contracted
-from onnxgrail.graph.ops.layers.inside import is_inside, values, weighs
+from onnxgrail.graph.ops.layers.inside import is_inside, keep_scale, kernel, weighs
 from onnxgrail.graph.ops.layers.linear import SHARED
 from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
@@ -25,11 +25,11 @@ DECODING = "its cache is shared by the beams of a search, which is not followed"
 def multi_head(site: Site) -> None:
     """Tie heads across query, key and value, packed or not, and caches; cut the packed bias.
 
-    If the channels of values have a basis of their own, pass these channels, and keep the heads.
+    If channels inside heads have a basis of their own, follow these channels, and keep the heads.
     """
     count = int(site.attribute("num_heads"))
-    if is_inside(site) and weighs(site.node) and len(site.shape(2)) == 3:
-        values(site, count, count, biases=3)
+    if is_inside(site) and weighs(site.node) and all(len(site.shape(operand)) == 3 for operand in range(3)):
+        kernel(site, count, count, biases=3)
         return
     query = heads_of(site, site.marks(0), 2, count)
     # (batch, length, width), (batch, length, heads, 2, size) when packed, (batch, heads, length, size) as a past
@@ -51,7 +51,8 @@ def multi_head(site: Site) -> None:
 
 @narrow("MultiHeadAttention", domain=MICROSOFT)
 def narrow_multi_head(cut: Cut) -> None:
-    """Update the head count."""
+    """Update the head count; keep the scale if heads lose channels."""
+    keep_scale(cut, integer(cut.node, "num_heads"))
     cut.recount("num_heads", cut.input_name(0), 2)
 
 

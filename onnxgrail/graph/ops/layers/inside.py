@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Ints
-from onnxgrail.graph.attributes import MICROSOFT, names_of
+from onnxgrail.core import INNER, Ints, Kind
+from onnxgrail.graph.attributes import MICROSOFT, names_of, number
 from onnxgrail.graph.ops.layers.contraction import BIAS, CONTRACTED
+from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.products import axes_of
-from onnxgrail.graph.rotate.marked import INSIDE, MARK, ORDER
+from onnxgrail.graph.rotate.marked import ORDER, READ
 from onnxgrail.graph.trace.flow import Flow, Site, Use
 from onnxgrail.graph.trace.labels import Mark
 
@@ -23,7 +24,7 @@ CACHES = {("", "Attention"): (4, 5), (MICROSOFT, "MultiHeadAttention"): (6, 7)} 
 
 
 def weighs(node: ir.Node) -> bool:
-    """Return True for a fused kernel that may read heads of another size in its values than in queries and keys.
+    """Return True for a fused kernel whose heads may have one size in queries and keys, and another in values.
 
     It reads the three one by one, and no caches.
     """
@@ -33,8 +34,13 @@ def weighs(node: ir.Node) -> bool:
 
 
 def is_inside(site: Site) -> bool:
-    """Return True if a product's channels are followed inside heads."""
-    return site.flow.tables is not None or INSIDE in site.node.metadata_props
+    """Return True if channels inside heads are followed, at a product or a fused kernel."""
+    return site.flow.tables is not None or any(_rotation(site, kind) for kind in INNER)
+
+
+def _rotation(site: Site, kind: Kind) -> str:
+    """Return the name of the rotation of a node's channels of a kind; '' if there was none."""
+    return site.node.metadata_props.get(READ + kind, "")
 
 
 def inside(site: Site) -> None:
@@ -47,26 +53,30 @@ def inside(site: Site) -> None:
         values = [mark for mark in found[2:] if mark is not None]
         site.emit([m.moved([last if a == kept else a + last + 1 - rank for a in m.axes]) for m in values])
         return
-    rotation, kind = site.node.metadata_props[MARK], site.node.metadata_props[INSIDE]
-    if kind == "vo":
+    if _rotation(site, "vo"):
         site.freeze(site.marks(0), HEADS)
         channels = _channels(site, *places[2])
         if channels is not None:
-            site.rank(channels, "vo", rotation)
+            site.rank(channels, "vo", _rotation(site, "vo"))
             site.emit([Mark((last,), channels)])
         return
-    queries, keys = (_channels(site, *place) for place in places[:2])
+    _meet(site, *(_channels(site, *place) for place in places[:2]))
+
+
+def _meet(site: Site, queries: Ints | None, keys: Ints | None) -> None:
+    """Tie the channels of queries to those of keys, one label per channel, and rank them."""
     if queries is None or keys is None:
         site.freeze([Mark((0,), labels) for labels in (queries, keys) if labels is not None], CONTRACTED)
         return
     _consumed(site, [queries, keys] if _is_normed(site.flow, keys) else [queries])
     site.union(queries, keys)
     order = site.node.metadata_props.get(ORDER)
-    site.rank(queries if order is None else queries[[int(n) for n in order.split(",")]], "qk", rotation)
+    ranked = queries if order is None else queries[[int(n) for n in order.split(",")]]
+    site.rank(ranked, "qk", _rotation(site, "qk"))
 
 
-def values(site: Site, count: int, groups: int, biases: int | None = None) -> None:
-    """Pass the channels of values through a fused kernel; those of queries and keys stay.
+def kernel(site: Site, count: int, groups: int, biases: int | None = None) -> None:
+    """Pass the channels of values through a fused kernel, and tie those of queries to those of keys.
 
     Args:
         site: the kernel.
@@ -75,24 +85,65 @@ def values(site: Site, count: int, groups: int, biases: int | None = None) -> No
         biases: operand with the biases of queries, keys and values in one vector.
     """
     last = len(site.shape(2)) - 1
-    apart = last == 3  # heads have an axis of their own
-    mine = [mark for mark in site.marks(2) if last in mark.axes]
-    site.freeze([*site.marks(0), *site.marks(1), *(mark for mark in site.marks(2) if last not in mark.axes)], HEADS)
-    if len(mine) != 1 or not set(mine[0].axes) <= {last, 1 if apart else last}:
-        site.freeze(mine, CONTRACTED)
-        return
-    size = site.shape(2)[last] // (1 if apart else groups)
-    heads = np.broadcast_to(mine[0].labels.reshape(-1, size), (groups, size))
+    found = [_heads(site, operand, heads) for operand, heads in enumerate((count, groups, groups))]
     if site.flow.tables is not None:
-        site.flow.tables[site.key, 2, last] = Mark((last - 1, last), heads)
-    else:
-        site.union(heads[:1], heads)
-        site.rank(heads[0], "vo", site.node.metadata_props[MARK])
+        for operand, heads in enumerate(found):
+            if heads is not None:  # every query head with the keys that it reads
+                copies = 1 if operand == 2 else count // len(heads)
+                site.flow.tables[site.key, operand, last] = Mark((last - 1, last), np.repeat(heads, copies, axis=0))
     if biases is not None and site.name(biases):
-        others = np.zeros(site.shape(biases)[0] - heads.size, dtype=heads.dtype)
-        site.passenger(biases, np.concatenate([others, heads.ravel()]), BIAS, whole=True)
-    found = np.repeat(heads, count // groups, axis=0)
-    site.emit([Mark((1, 3), found) if apart else Mark((2,), found.ravel())])
+        site.passenger(biases, _in_one(site, found), BIAS, whole=True)
+    if site.flow.tables is None:
+        queries, keys, values = (None if heads is None else heads[0] for heads in found)
+        if _rotation(site, "qk"):
+            _meet(site, queries, keys)
+            if biases is not None and site.is_constant(biases) and queries is not None and keys is not None:
+                mine = Mark((0,), _in_one(site, [found[0], None, None]))
+                site.carry(biases, mine, "consumer", (site.name(0), last))  # it makes queries, too
+        if values is not None:
+            site.rank(values, "vo", _rotation(site, "vo"))
+    if found[2] is not None:
+        made = np.repeat(found[2], count // groups, axis=0)
+        site.emit([Mark((1, 3), made) if last == 3 else Mark((2,), made.ravel())])
+
+
+def _in_one(site: Site, heads: Sequence[Ints | None]) -> Ints:
+    """Return the labels of queries, keys and values in one vector, 0 for those that stay."""
+    sizes = [site.shape(operand)[-1] for operand in range(3)]
+    found = [np.zeros(n, np.int64) if some is None else some.ravel() for some, n in zip(heads, sizes, strict=True)]
+    return np.concatenate(found)
+
+
+def _heads(site: Site, operand: int, count: int) -> Ints | None:
+    """Return the (heads, channels) labels of an operand of a fused kernel; None if its channels stay.
+
+    After a rotation, the channels of all heads are tied.
+    """
+    last = len(site.shape(operand)) - 1
+    apart = last == 3  # heads have an axis of their own
+    mine = [mark for mark in site.marks(operand) if last in mark.axes]
+    site.freeze([mark for mark in site.marks(operand) if last not in mark.axes], HEADS)
+    turned = site.flow.tables is not None or _rotation(site, "vo" if operand == 2 else "qk")
+    if len(mine) != 1 or not turned or not set(mine[0].axes) <= {last, 1 if apart else last}:
+        site.freeze(mine, CONTRACTED if turned else HEADS)
+        return None
+    size = site.shape(operand)[last] // (1 if apart else count)
+    heads = np.broadcast_to(mine[0].labels.reshape(-1, size), (count, size))
+    if site.flow.tables is None:
+        site.union(heads[:1], heads)
+    return heads
+
+
+def keep_scale(cut: Cut, count: int) -> None:
+    """Write down the scale that a fused kernel takes from the size of its heads, if these lose channels."""
+    name = cut.input_name(0)
+    shape = cut.shape(name)
+    labels = cut.labels(name, len(shape) - 1)
+    if labels is None or number(cut.node, "scale", 0.0):
+        return
+    heads = ~cut.dead[labels.reshape(1 if len(shape) == 4 else count, -1)]
+    if not heads[heads.any(axis=1)].all():
+        cut.node.attributes["scale"] = ir.AttrFloat32("scale", heads.shape[1] ** -0.5)
 
 
 def _recorded(site: Site, operand: int, axis: int) -> Mark | None:
