@@ -211,13 +211,14 @@ def _allocated(data: Any) -> list[str]:
 
 def _interface(ports: Any) -> list[str]:
     """Return a line per group of inputs and outputs that changed in the same way."""
-    alike: dict[tuple[int, int, int], list[str]] = {}
+    alike: dict[tuple[int, int, int, bool], list[str]] = {}
     for port in ports:
-        alike.setdefault((port["axis"], port["before"], port["after"]), []).append(port["name"])
+        alike.setdefault((port["axis"], port["before"], port["after"], port["own_basis"]), []).append(port["name"])
     lines = []
-    for (axis, before, after), names in alike.items():
+    for (axis, before, after, turned), names in alike.items():
+        basis = ", in a basis of its own" if turned else ""
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        lines.append(f"Interface: {', '.join(names[:2])}{more}: {before} -> {after} (axis {axis})")
+        lines.append(f"Interface: {', '.join(names[:2])}{more}: {before} -> {after} (axis {axis}{basis})")
     return lines
 
 

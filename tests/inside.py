@@ -198,9 +198,9 @@ KERNELS = {
 NETS |= KERNELS
 
 
-def found_in(model: ir.Model) -> Rotatable:
+def found_in(model: ir.Model, *, interface: bool = False) -> Rotatable:
     """The bases inside heads."""
-    return rotatable(model, survey_of(model, feed(model)).facts, KINDS)
+    return rotatable(model, survey_of(model, feed(model)).facts, KINDS, interface=interface)
 
 
 def bases_of(found: Rotatable) -> dict[str, Floats]:
@@ -217,10 +217,10 @@ def turned(model: ir.Model) -> tuple[ir.Model, Survey, dict[str, Floats]]:
     return other, trace(other, observe(other, feed(other))), bases
 
 
-def projected(model: ir.Model, bases: dict[str, Floats], kept: int) -> ir.Model:
+def projected(model: ir.Model, bases: dict[str, Floats], kept: int, *, interface: bool = False) -> ir.Model:
     """The original, with queries and values projected in every head."""
     other, facts = model.clone(), survey_of(model, feed(model)).facts
-    heads = found_in(model).heads.values()
+    heads = found_in(model, interface=interface).heads.values()
     bases = {f"{node.outputs[0].name}/{one.kind}": bases[one.name] for one in heads for node in one.products}
     for node in list(other.graph):
         for kind, operand in zip(KINDS, (0, 1 if is_product(node) else 2), strict=True):
@@ -241,7 +241,12 @@ def projected(model: ir.Model, bases: dict[str, Floats], kept: int) -> ir.Model:
             product.outputs[0].name = f"{node.outputs[0].name}/{kind}/projected"
             other.graph.insert_before(node, product)
             node.replace_input_with(operand, product.outputs[0])
-            if len(node.inputs) > 3:  # the kernel adds biases after the projection
+            if operand == 2 and len(node.inputs) > 5:  # so are values of the past
+                past = ir.Node("", "MatMul", [node.inputs[5], matrix], num_outputs=1)
+                past.outputs[0].name = f"{node.outputs[0].name}/past/projected"
+                other.graph.insert_before(node, past)
+                node.replace_input_with(5, past.outputs[0])
+            elif len(node.inputs) > 3 and node.domain:  # the kernel adds biases after the projection
                 biases = node.inputs[3].const_value.numpy().copy()
                 mine = slice(-len(numbers), None) if operand else slice(len(numbers))
                 biases[mine] = biases[mine] @ numbers

@@ -17,7 +17,7 @@ from onnxgrail.core import Array
 
 Weights = Mapping[str, tuple[int, ...] | Array]
 
-SIZES = {"N": 3, "S": 5, "T": 4}
+SIZES = {"N": 3, "S": 5, "T": 4, "P": 2}
 VOCABULARY = 7
 
 

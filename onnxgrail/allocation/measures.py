@@ -24,7 +24,7 @@ from onnxgrail.graph.io.serial import pack, to_bytes
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.notes import note_bytes
 from onnxgrail.graph.rewrite import weights
-from onnxgrail.graph.rewrite.interface import between, changed, fit
+from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.options import Metric
 from onnxgrail.recipe.storage import mark
@@ -162,9 +162,9 @@ def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]
 
     def timed(widths: Mapping[str, int]) -> tuple[float, float]:
         ledger = ledger_of(prepared, widths)
-        ports = changed(prepared.model, prepared.survey, ledger.dead)
-        after = to_bytes(narrowed(prepared, ledger))
-        feeds = feed, fit(feed, ports)
+        slim = narrowed(prepared, ledger)
+        after = to_bytes(slim)
+        feeds = feed, fit(feed, between(prepared.model, slim))
         return in_turn(before, after, feeds, providers=recipe.providers)
 
     return timed

@@ -23,6 +23,7 @@ from onnxgrail.graph.cost.spare import needed, pairs_of
 from onnxgrail.graph.flatten.branches import Route, folded
 from onnxgrail.graph.flatten.listed import NOTHING, Unlisted, relisted
 from onnxgrail.graph.io.model_file import copy
+from onnxgrail.graph.rewrite.caches import shown, without_matrices
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rewrite.interface import changed, note
 from onnxgrail.graph.rewrite.rows import Trimmed
@@ -84,6 +85,11 @@ class Prepared:
     def given(self) -> ir.Model:
         """Return the model with the inputs it was given with, the baseline of speed comparisons."""
         return relisted(self.original, self.unlisted)
+
+    @property
+    def shown(self) -> Survey:
+        """Return the trace for reports: without what stands between heads and their caches."""
+        return shown(self.model, self.survey)
 
     @property
     def macs(self) -> int:
@@ -162,7 +168,7 @@ def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
     """Return a copy of the model with all decisions applied, as it will be written to a file."""
     slim = copy(prepared.model)
     apply(slim.graph, prepared.survey, ledger)
-    note(slim, changed(prepared.model, prepared.survey, ledger.dead))
+    note(slim, [*changed(prepared.model, prepared.survey, ledger.dead), *without_matrices(slim)])
     restore(slim)
     return folded(slim)
 

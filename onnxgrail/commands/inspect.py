@@ -130,7 +130,8 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[st
 
 def _entries(prepared: Prepared, kinds: Collection[Kind]) -> list[dict[str, Any]]:
     """Return the entries of all blocks of some kinds."""
-    blocks, held = prepared.survey.blocks, counting.block_shares(prepared.survey, prepared.model)
+    survey = prepared.shown
+    blocks, held = survey.blocks, counting.block_shares(survey, prepared.model)
     found = zip(blocks, held, nodes_of(prepared.model, blocks), strict=True)
     return [
         {

@@ -33,6 +33,7 @@ from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.flatten.branches import folded
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.rewrite import weights
+from onnxgrail.graph.rewrite.caches import shown
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
 from onnxgrail.graph.rotate.inside import REASONS
 from onnxgrail.graph.rotate.streams import Stream
@@ -127,7 +128,7 @@ def _proved(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], j
     @functools.cache
     def turned(names: tuple[str, ...]) -> Prepared:
         every = len(names) == len(found.names)
-        some = found if every else rotatable(prepared.model, facts, _turned(recipe), names)
+        some = found if every else rotatable(prepared.model, facts, _turned(recipe), names, interface=recipe.kv_io)
         return _in_bases(prepared, some, bases, recipe)
 
     able = [name for name in found.names if name in bases]
@@ -146,7 +147,8 @@ def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind], *, mea
     their weights would be chosen for numbers that the file does not hold. Heads stay whole if a recipe names them, or
     if their pairs would have to go in equal shares: these have no basis, and lose more than heads do.
     """
-    found = rotatable(prepared.model, prepared.survey.facts, kinds)
+    turn = functools.partial(rotatable, prepared.model, prepared.survey.facts, kinds, interface=recipe.kv_io)
+    found = turn()
     shares = "heads" in kinds and recipe.widths is None and not measures
     counted = [b for b in prepared.survey.blocks if b.kind in COUNTED and b.name in (recipe.widths or {})]
     weights_of_heads = {slot.initializer for block in counted for slot in block.slots}
@@ -159,13 +161,13 @@ def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind], *, mea
         return not pairs and weights_of_heads.isdisjoint(part.value.name for part in inside.parts)
 
     wanted = [name for name in found.names if turns(name)]
-    return found if len(wanted) == len(found.names) else rotatable(prepared.model, prepared.survey.facts, kinds, wanted)
+    return found if len(wanted) == len(found.names) else turn(wanted)
 
 
 def _again(prepared: Prepared, recipe: Recipe, names: frozenset[str]) -> Prepared:
     """Return the model with only some of its bases changed."""
     before = prepared.baseline
-    found = rotatable(before.model, before.survey.facts, _turned(recipe), names)
+    found = rotatable(before.model, before.survey.facts, _turned(recipe), names, interface=recipe.kv_io)
     return _in_bases(before, found, prepared.bases, recipe)
 
 
@@ -194,7 +196,8 @@ def _in_bases(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats],
     if not found.names:
         return replace(prepared, survey=_refused(prepared.survey, found.refusals))
     seen = look(folded(keep(rotate(found, bases))), prepared.batches, recipe.providers)
-    survey = _refused(trace(seen.model, seen.facts, interface=recipe.kv_io), found.refusals)
+    traced = trace(seen.model, seen.facts, interface=recipe.kv_io)
+    survey = _refused(replace(traced, refusals=shown(seen.model, traced).refusals), found.refusals)
     return replace(
         prepared,
         model=seen.model,

@@ -11,7 +11,7 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.prepared import Prepared, judged_by
 from onnxgrail.graph.cuts.places import located, nodes_of
 from onnxgrail.graph.io.mapped import loose
-from onnxgrail.graph.rewrite.interface import changed
+from onnxgrail.graph.rewrite.interface import between
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.recipe.storage import mark
@@ -30,9 +30,9 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
     recipe, refines, applied = job.recipe, made.worked.refined, made.worked.applied
     decided = {c.block.name: c for c in decision.changes}
     sizes = sizes_of(prepared, recipe, decision, made)
-    survey = prepared.survey
+    survey = prepared.shown
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
-    ports = changed(prepared.model, survey, decision.ledger.dead)
+    ports = () if made.slim is None else between(prepared.model, made.slim)
     calibration = _calibration(prepared.batches, decision, used=bool(applied))
     sections = Sections(
         model=sizes,

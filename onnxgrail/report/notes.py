@@ -12,7 +12,7 @@ from onnxgrail.calibration.devices.lanes import why_host
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.blocking import channel_block
 from onnxgrail.calibration.runtime.session import CPU
-from onnxgrail.core import Change, Recipe
+from onnxgrail.core import INNER, Change, Recipe
 from onnxgrail.graph.flatten.listed import listed_text, unlisted_text
 from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.graph.io.widen import has_bfloat16
@@ -26,7 +26,8 @@ NOTED = 2**10  # bytes of notes from which a report tells that they are gone
 MUCH = 1.3  # times what is saved now
 FEW = 16  # samples below which a bound of a loss is loose
 INTERFACE = "caches and states that are inputs and outputs are narrower: feed and read them at their new sizes"
-GENAI = "(genai_config.json of onnxruntime-genai holds one head count for all layers)"
+TURNED = "(caches in a basis of their own are those of this model only: start with empty ones)"
+GENAI = "(genai_config.json of onnxruntime-genai holds one head count and one head size for all layers)"
 BFLOAT16 = "bfloat16 was measured and checked in float32, since ONNX Runtime has no bfloat16 kernels for the CPU"
 
 
@@ -148,8 +149,9 @@ def _unfitted(decision: Decision) -> str:
 
 def _interface(ports: Sequence[Port], decision: Decision) -> str:
     """Return a note on inputs and outputs with other shapes; heads have their count in further files."""
-    heads = any(change.block.kind == "heads" for change in decision.changes)
-    return f"{INTERFACE} {GENAI}" if ports and heads else INTERFACE if ports else ""
+    heads = any(change.block.kind in ("heads", *INNER) for change in decision.changes)
+    turned = TURNED if any(port.basis is not None for port in ports) else ""
+    return " ".join(text for text in (INTERFACE, turned, GENAI if heads else "") if text) if ports else ""
 
 
 def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:

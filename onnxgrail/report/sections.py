@@ -68,7 +68,7 @@ def make_report(job: Job, sections: Sections) -> Report:
             "methods": plain(sections.methods),
             "refusals": [asdict(refusal) for refusal in sections.refusals],
             "verification": plain(asdict(sections.verification or Verification())),
-            "interface": plain([asdict(port) for port in sections.interface]),
+            "interface": plain([port.entry() for port in sections.interface]),
             "tables": plain(list(sections.tables)),
             "timing": {stage: round(seconds, 4) for stage, seconds in job.clock.seconds.items()},
             "peak_rss_bytes": peak_rss_bytes(),

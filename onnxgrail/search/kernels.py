@@ -20,7 +20,7 @@ from onnxgrail.errors import OnnxGrailError, StoppedError
 from onnxgrail.graph.cost.counting import CONVOLUTIONS, PRODUCTS
 from onnxgrail.graph.io.model_file import HEAVY, copy, weight_bytes
 from onnxgrail.graph.io.serial import pack
-from onnxgrail.graph.rewrite.interface import changed, fit
+from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.machine.steps.codec import Codec, Record
 
@@ -112,9 +112,9 @@ def _profiles(prepared: Prepared, widths: Sequence[Mapping[str, int]], recipe: R
         node.name = key(node)
     ledgers = [ledger_of(prepared, each) for each in widths]
     feed = single(next(iter(prepared.batches)), signature_of(prepared.model))
-    feeds = [fit(feed, changed(prepared.model, prepared.survey, ledger.dead)) for ledger in ledgers]
-    models = [pack(narrowed(named, ledger)) for ledger in ledgers]
-    return profiles_of(models, feeds, providers=recipe.providers)
+    models = [narrowed(named, ledger) for ledger in ledgers]
+    feeds = [fit(feed, between(prepared.model, model)) for model in models]
+    return profiles_of([pack(model) for model in models], feeds, providers=recipe.providers)
 
 
 def _narrower(units: int, share: float, *, odd: bool) -> int:

@@ -84,6 +84,7 @@ def interface(data: Any) -> dict[str, tuple[int, int, int]]:
     return {p["name"]: (p["axis"], p["before"], p["after"]) for p in data["interface"]}
 
 
+HEADS_ONLY: dict[str, Any] = {"blocks": ("mlp", "heads")}
 WHOLE = {"past_k0": 2, "past_v0": 1, "past_k1": 2, "past_v1": 1}
 MADE = {"present_k0": 1, "present_v0": 1, "present_k1": 1, "present_v1": 1}
 
@@ -95,7 +96,7 @@ MADE = {"present_k0": 1, "present_v0": 1, "present_k1": 1, "present_v1": 1}
 def test_caches_are_narrowed(files: tuple[Path, Path], tmp_path: Path, choices: dict[str, Any]) -> None:
     model, data = files
     words = {"unit_ratio": 0.5, "round_to": 1, **choices}
-    result = onnxgrail.compress(model, tmp_path / "o.onnx", data=str(data), kv_io=True, **words)
+    result = onnxgrail.compress(model, tmp_path / "o.onnx", data=str(data), kv_io=True, **HEADS_ONLY, **words)
     report = result.report.data
     heads = [b for b in report["blocks"] if b["kind"] == "heads"]
     left = HEADS - int(HEADS * words["unit_ratio"])
@@ -129,7 +130,8 @@ def test_layers_may_keep_different_heads(files: tuple[Path, Path], tmp_path: Pat
     model, data = files
     blocks = onnxgrail.inspect(model, kv_io=True).blocks
     second = next(b["name"] for b in blocks if b["kind"] == "heads" and "wq1" in b["producers"])
-    words = {"data": str(data), "kv_io": True, "unit_ratio": 0.5, "round_to": 1, "exclude": f"^{re.escape(second)}$"}
+    words = {"data": str(data), "kv_io": True, "unit_ratio": 0.5, "round_to": 1, **HEADS_ONLY}
+    words["exclude"] = f"^{re.escape(second)}$"
     result = onnxgrail.compress(model, tmp_path / "o.onnx", **words)
     assert interface(result.report.data) == {
         n: (axis, HEADS, 2) for n, axis in (WHOLE | MADE).items() if n.endswith("0")
@@ -142,10 +144,11 @@ def test_narrowed_twice(files: tuple[Path, Path], tmp_path: Path) -> None:
     """The note in the file counts in the positions of the first original."""
     model, data = files
     once, twice = tmp_path / "once.onnx", tmp_path / "twice.onnx"
-    first = onnxgrail.compress(model, once, data=str(data), kv_io=True, unit_ratio=0.25, round_to=1)
+    words: dict[str, Any] = {"kv_io": True, "round_to": 1, **HEADS_ONLY}
+    first = onnxgrail.compress(model, once, data=str(data), unit_ratio=0.25, **words)
     kept = {p["name"]: p["kept"] for p in first.report.data["interface"]}
     narrow = {n: np.take(a, kept[n], axis=WHOLE[n]) if n in WHOLE else a for n, a in feeds().items()}
-    onnxgrail.compress(once, twice, data=narrow, kv_io=True, unit_ratio=0.34, round_to=1)
+    onnxgrail.compress(once, twice, data=narrow, unit_ratio=0.34, **words)
     note = json.loads({p.key: p.value for p in onnx.load(twice).metadata_props}["onnxgrail.interface"])
     assert {p["name"]: (p["before"], p["after"]) for p in note} == dict.fromkeys(WHOLE | MADE, (HEADS, 2))
     assert all(set(p["kept"]) <= set(kept[p["name"]]) for p in note)
@@ -178,7 +181,7 @@ def test_the_change_is_printed(files: tuple[Path, Path], tmp_path: Path) -> None
         "--round-to",
         "1",
     ]
-    result = CliRunner().invoke(main, [*words, "--kv-io"])
+    result = CliRunner().invoke(main, [*words, "--kv-io", "--blocks", "mlp,heads"])
     assert result.exit_code == 0, result.output
     assert "Interface: past_k0, past_k1: 4 -> 2 (axis 2)" in result.output
     assert "Interface: past_v0, past_v1 and 4 more: 4 -> 2 (axis 1)" in result.output
@@ -186,11 +189,14 @@ def test_the_change_is_printed(files: tuple[Path, Path], tmp_path: Path) -> None
     quiet = CliRunner().invoke(main, [*words, "--force"])
     assert "Interface" not in quiet.output
     assert "genai_config.json" not in quiet.output
+    inner = CliRunner().invoke(main, [*words, "--kv-io", "--force"])
+    assert "Interface: past_k0, present_k0 and 6 more: 4 -> 2 (axis 3, in a basis of its own)" in inner.output
+    assert "genai_config.json" in inner.output
 
 
 def test_inspect_shows_what_leave_would_bring(files: tuple[Path, Path]) -> None:
     model, _ = files
-    for words, kinds in (([], {"mlp"}), (["--kv-io"], {"mlp", "heads"})):
+    for words, kinds in (([], {"mlp"}), (["--kv-io"], {"mlp", "heads", "qk", "vo"})):
         result = CliRunner().invoke(main, ["inspect", str(model), "--json", *words])
         assert result.exit_code == 0, result.output
         assert {b["kind"] for b in json.loads(result.output)["blocks"]} - {"stream"} == kinds

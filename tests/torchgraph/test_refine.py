@@ -297,10 +297,12 @@ def test_the_command_line_says_what_came_of_it(tmp_path: Any) -> None:
     assert "Refine distill: held-out error" in done.output
 
 
+@pytest.mark.parametrize("inner", ["heads", "qk,vo"])
 @pytest.mark.parametrize("refine", ["laco", "distill"])
-def test_caches_that_lost_heads_are_fed_as_they_are_now(refine: str) -> None:
+def test_caches_that_lost_heads_are_fed_as_they_are_now(refine: str, inner: str) -> None:
     rows = [{n: a + 0.1 * k if a.dtype.kind == "f" else a for n, a in cache_feed().items()} for k in range(6)]
     choices: dict[str, Any] = {"unit_ratio": 0.5, "round_to": 1, "check": False, "kv_io": True}
+    choices["blocks"] = ("mlp", *inner.split(","))
     entries = onnxgrail.compress(ir.to_proto(decoder()), data=rows, refine=refine, **choices).report.data["refines"]
     assert any(e["outcome"]["status"] == "ok" for e in entries)
     assert all(e["after"] <= e["before"] for e in entries if e["before"] is not None)

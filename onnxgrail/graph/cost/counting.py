@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints
 from onnxgrail.graph.attributes import integer, name_of, names_of
+from onnxgrail.graph.rotate.marked import is_cached
 from onnxgrail.graph.stored.looked_up import EACH, lookups_of
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.labels import narrowed_shape
@@ -168,7 +169,7 @@ def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
         for number in owned(owner, units_in(holding)):
             holdings[number].append(holding)
     nodes: dict[int, list[ir.Node]] = defaultdict(list)
-    for node in model.graph:
+    for node in (node for node in model.graph if not is_cached(node)):
         for number in owned(owner, units_of(node, survey)):
             nodes[number].append(node)
     found = []

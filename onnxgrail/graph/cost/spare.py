@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrail.core import Block, Bools, Ints
 from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.rotate.marked import BRIDGE, RANK, SECOND
+from onnxgrail.graph.rotate.marked import BRIDGE, RANK, SECOND, is_cached
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Survey
 
@@ -104,7 +104,36 @@ class Pair:
         return max(first + second - one, 0.0)
 
 
-Spare = Bridge | Pair
+@dataclass(frozen=True, slots=True, eq=False)
+class Aside:
+    """A matrix between a cache and heads, which the file never has."""
+
+    node: ir.Node
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """Return the node."""
+        return (self.node,)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Return the name of the matrix."""
+        return (name_of(self.node, 1),)
+
+    def more(self, survey: Survey, counted: str, dead: Bools | None) -> int:
+        """Return what it costs without the dead units; see `Pair.more`."""
+        return _cost(self.node, survey, counted, dead)
+
+    def shapes(self, survey: Survey, dead: Bools | None) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of the matrix."""
+        return (counting.operand_shape(self.node, survey, dead, 1),)
+
+    def left_out(self, sizes: Sequence[float]) -> float:
+        """Return the bytes that are left out, given those of the weight by `shapes`."""
+        return sum(sizes)
+
+
+Spare = Bridge | Pair | Aside
 
 
 def spares(model: ir.Model, survey: Survey) -> list[Spare]:
@@ -113,6 +142,8 @@ def spares(model: ir.Model, survey: Survey) -> list[Spare]:
     bridges = _bridges(model)
     found: list[Spare] = []
     for node in model.graph:
+        if is_cached(node) and node.op_type == "MatMul":
+            found.append(Aside(node))
         if BRIDGE in node.metadata_props:
             found.append(Bridge(node, tuple(bridges[node.metadata_props[BRIDGE]])))
         if RANK in node.metadata_props:
@@ -142,8 +173,8 @@ def pairs_of(model: ir.Model, survey: Survey) -> list[Pair]:
 
 
 def surplus(model: ir.Model, survey: Survey, counted: str, dead: Bools | None) -> int:
-    """Return what a model costs more than without everything that does not pay."""
-    return sum(one.more(survey, counted, dead) for one in spares(model, survey))
+    """Return what a narrowed model costs more than without everything that does not pay."""
+    return sum(one.more(survey, counted, dead) for one in spares(model, survey) if not isinstance(one, Aside))
 
 
 def _units(node: ir.Node, survey: Survey) -> Iterable[Ints]:

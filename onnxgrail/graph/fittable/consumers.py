@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Ints
 from onnxgrail.graph.attributes import integers, name_of, number, text
 from onnxgrail.graph.rewrite.holdings import is_compact
+from onnxgrail.graph.rotate.marked import is_cached
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
 from onnxgrail.graph.trace.survey import Operand, Survey
 
@@ -105,7 +106,7 @@ def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
         readers[claim.param] = readers.get(claim.param, 0) + 1
     found = []
     for position, node in enumerate(model.graph):
-        operand = survey.operands.get((key(node), 1))
+        operand = None if is_cached(node) else survey.operands.get((key(node), 1))
         axes = _axes(node, survey.facts) if operand is not None else None
         single = operand is not None and readers[operand.param] == 1 and operand.param not in compact
         if operand is not None and axes is not None and single:
@@ -121,7 +122,7 @@ def unmarked(model: ir.Model, survey: Survey) -> dict[tuple[str, int], Operand]:
     found = {}
     for node in model.graph:
         place = key(node), 1
-        if place in survey.operands or _axes(node, survey.facts) is None:
+        if place in survey.operands or is_cached(node) or _axes(node, survey.facts) is None:
             continue
         weight, name = node.inputs[1], name_of(node, 1)
         if weight is None or name in survey.facts.stored or not _sole(weight, survey.facts):

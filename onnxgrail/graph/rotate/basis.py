@@ -25,7 +25,7 @@ from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.rotate.bridges import as_in_file, bridge, follow, refusal, walls_of
 from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, tables_of
-from onnxgrail.graph.rotate.heads import Inside, complete, products_of, rotate_heads, rows_of
+from onnxgrail.graph.rotate.heads import Inside, products_of, rotate_heads, rows_of
 from onnxgrail.graph.rotate.inside import insides_of
 from onnxgrail.graph.rotate.layers import Slot, factor_of_bias
 from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK
@@ -86,7 +86,12 @@ class Rotatable:
 
 
 def rotatable(
-    model: ir.Model, facts: Facts, kinds: Collection[Kind] = STREAMS, only: Collection[str] | None = None
+    model: ir.Model,
+    facts: Facts,
+    kinds: Collection[Kind] = STREAMS,
+    only: Collection[str] | None = None,
+    *,
+    interface: bool = False,
 ) -> Rotatable:
     """Find the streams of a model whose basis can be changed.
 
@@ -96,6 +101,7 @@ def rotatable(
         kinds: with some of `stream`, `embedding` (for tables), `rank` (for convolutions), `qk` and `vo`; with `heads`
             if whole heads can go where only one of the last two has a free basis, which then stays.
         only: names of the bases that are wanted; None for all.
+        interface: the caches of heads may be in their bases, too; until the model is narrowed, matrices stand between.
     """
 
     def wanted(kind: Kind, name: str) -> bool:
@@ -105,10 +111,9 @@ def rotatable(
     found = _found(model, facts, wanted, apart=True)
     if found.refusals:
         found = replace(_found(model, facts, wanted, apart=False), refusals=found.refusals)
-    insides, refusals = insides_of(found.model, found.facts, kinds)
-    insides = [inside for inside in insides if only is None or inside.name in only]
-    heads = {inside.name: inside for inside in (complete(insides) if "heads" in kinds else insides)}
-    return replace(found, heads={**found.heads, **heads}, refusals=(*found.refusals, *refusals))
+    known, insides, refusals = insides_of(found.model, found.facts, kinds, only, interface=interface)
+    heads = {inside.name: inside for inside in insides}
+    return replace(found, facts=known, heads={**found.heads, **heads}, refusals=(*found.refusals, *refusals))
 
 
 def _found(

@@ -19,7 +19,7 @@ from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rotate import norms
-from onnxgrail.graph.rotate.marked import FUSED, INSIDE, MARK, ORDER, PICKED, RANK, READ
+from onnxgrail.graph.rotate.marked import FUSED, INSIDE, MARK, ORDER, PICKED, RANK, READ, is_cached
 from onnxgrail.graph.rotate.norms import Norm
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
@@ -107,7 +107,8 @@ class Inside:
     @property
     def measured(self) -> list[Part]:
         """Return the parts with sources that tell the basis: what makes queries and keys last, what reads values."""
-        return list(self.makers) if self.kind == "qk" else [part for part in self.parts if part.inverse]
+        reads = [part for part in self.parts if part.inverse and not is_cached(part.node)]
+        return list(self.makers) if self.kind == "qk" else reads
 
     @property
     def products(self) -> tuple[ir.Node, ...]:

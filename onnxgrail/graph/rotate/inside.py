@@ -8,7 +8,7 @@ root mean square have no free basis: their channels are picked, those that are r
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,8 +18,11 @@ from onnxgrail.graph.attention import makes_scores, reads_weights
 from onnxgrail.graph.attributes import integer, names_of
 from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.products import axes_of, is_fused, is_product
+from onnxgrail.graph.rewrite.caches import in_pairs, with_matrices, without_matrices
+from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.rotate.classes import aligned, positions, spread, units_of
-from onnxgrail.graph.rotate.heads import Inside, Part
+from onnxgrail.graph.rotate.heads import Inside, Part, complete
+from onnxgrail.graph.rotate.marked import is_cached
 from onnxgrail.graph.rotate.norms import Norm, roots_of
 from onnxgrail.graph.rotate.passing import is_zero
 from onnxgrail.graph.trace.facts import Facts, constant_of, key
@@ -51,14 +54,38 @@ class _RefusedError(Exception):
     """Channels whose basis is not free; its argument is the refusal."""
 
 
-def insides_of(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[list[Inside], list[Refusal]]:
+def insides_of(
+    model: ir.Model,
+    facts: Facts,
+    kinds: Iterable[Kind],
+    only: Collection[str] | None = None,
+    *,
+    interface: bool = False,
+) -> tuple[Facts, list[Inside], list[Refusal]]:
     """Return what has a free basis inside heads, and why other heads have none.
 
     Args:
-        model: the graph; it is not changed.
+        model: the graph. It is not changed, except that matrices stand between heads and their caches.
         facts: shapes and values.
-        kinds: with `qk` or `vo`, both are found, since heads that stay for one stay for the other.
+        kinds: as for `rotatable`.
+        only: names of the bases that are wanted; None for all.
+        interface: as for `rotatable`.
+
+    Returns:
+        The facts with what is new, the channels, and the refusals.
     """
+    if interface and set(INNER) & set(kinds):
+        with names_kept(model.graph):
+            facts = with_matrices(model, facts)
+    found, refusals = _found(model, facts, kinds)
+    found = [inside for inside in found if only is None or inside.name in only]
+    found = complete(found) if "heads" in kinds else found
+    without_matrices(model, {part.node for inside in found for part in inside.parts})
+    return facts, found, refusals
+
+
+def _found(model: ir.Model, facts: Facts, kinds: Iterable[Kind]) -> tuple[list[Inside], list[Refusal]]:
+    """Return what `insides_of` does; with `qk` or `vo`, both, since heads that stay for one stay for the other."""
     if not set(INNER) & set(kinds):
         return [], []
     fused = [node for node in model.graph if node.op_type in FUSED and not weighs(node)]
@@ -164,13 +191,17 @@ class _Finder:
             self._check(place, [*nodes, *(passed if units is not None else ())])
             mine = [self._part(use, groups[place], kind, units, inverse=inverse) for use in self.uses[place]]
             reader = self.nodes[place[0]]
-            makes = [part for part in mine if self.order[part.node] < self.order[reader]][-1:]
+            early = [part for part in mine if self.order[part.node] < self.order[reader]]
+            makes = [part for part in early if not is_cached(part.node)][-1:]
+            if early and not makes:
+                raise _RefusedError(_refusal(reader, POSITIONS))
             makers += makes
             added += [next((part for part in mine if part.node is reader), None)] * len(makes)
             parts += mine
         self._check_owned(parts)
         parts = _distinct(parts)
-        if not {False, True} <= {part.inverse for part in parts if not _is_bias(part.node, part.operand)}:
+        apart = {part.inverse for part in parts if not (_is_bias(part.node, part.operand) or is_cached(part.node))}
+        if not {False, True} <= apart:
             return None
         return Inside(
             name=f"{own}/{kind}",
@@ -262,7 +293,8 @@ class _Finder:
         linear = node.op_type in LAYERS or is_fused(node)
         if len(use.mark.axes) != 1 or (layer and not linear) or (not layer and not bias):
             raise _RefusedError(_refusal(node, BENDS))
-        if (use.role == "consumer" and kind == "qk") or (use.role == "producer" and self._adds_alike(node)):
+        read = use.role == "consumer"
+        if (read and kind == "qk" and not is_cached(node)) or (use.role == "producer" and self._adds_alike(node)):
             raise _RefusedError(_refusal(node, BENDS))
         array = constant_of(value, (value.name if value is not None else "") or "", self.facts)
         if units is None and (array is None or use.value in self.facts.stored):
@@ -271,19 +303,20 @@ class _Finder:
         if index is None:
             raise _RefusedError(_refusal(node, BENDS))
         source = use.source or ((key(node), 2) if weighs(node) else self._made(node, use))
-        inverse = inverse or use.role == "consumer"
         return Part(
             node=node,
             operand=use.operand,
             axis=use.mark.axes[0],
             index=index,
-            inverse=inverse,
+            inverse=inverse != read,
             source=source,
             stored=use.value,
         )
 
-    def _check_owned(self, parts: Collection[Part]) -> None:
-        """Raise a refusal if a layer that is no part reads the weight of one."""
+    def _check_owned(self, parts: Sequence[Part]) -> None:
+        """Raise a refusal if a layer that is no part reads the weight of one, or a cache is only read or written."""
+        if not in_pairs(part.node for part in parts):
+            raise _RefusedError(_refusal(parts[0].node, POSITIONS))
         mine = {(key(part.node), part.operand) for part in parts}
         for part in (part for part in parts if not _is_bias(part.node, part.operand)):
             if any(use.value == part.stored and (use.node, use.operand) not in mine for use in self.flow.uses):

@@ -16,12 +16,18 @@ BRIDGE = "onnxgrail.bridge"  # metadata key of a matrix that takes the change of
 LINEAR = "onnxgrail.linear"  # metadata key of a layer that reads a stream without normalizations; the value names it
 RANK = "onnxgrail.rank"  # metadata key of the second of two convolutions that were one; the value names its weight
 SECOND = "/rank"  # ending of the name of that one's weight, after the name of the first one's
+CACHED = "onnxgrail.cache"  # metadata key of a node between a cache and heads; the value tells which cache
 PICKED = "onnxgrail.picked"  # metadata key of a node that reads a table of positions for the channels that stay
 
 
 def marks_of(node: ir.Node) -> dict[str, str]:
     """Return the marks of a node: all of its metadata that are not of the file."""
     return {key: text for key, text in node.metadata_props.items() if key.startswith("onnxgrail.")}
+
+
+def is_cached(node: ir.Node) -> bool:
+    """Return True for a node between a cache and heads."""
+    return CACHED in node.metadata_props
 
 
 def is_rotated(node: ir.Node) -> bool:

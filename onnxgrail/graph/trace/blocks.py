@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import INNER, Block, Ints, Kind, Probe, Refusal, Role, Slot
 from onnxgrail.graph.flatten.inner import layers_inside
-from onnxgrail.graph.rotate.marked import INSIDE, LINEAR, MARK, is_rotated
+from onnxgrail.graph.rotate.marked import INSIDE, LINEAR, MARK, is_cached, is_rotated
 from onnxgrail.graph.trace.causes import TIED, cause
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.flow import ONE, Flow, Use
@@ -204,7 +204,7 @@ def _block(
             Slot(param=entry.param, initializer=entry.value, axis=entry.axis, index=index, role=entry.role, probe=probe)
         )
     places = sorted({order[u.node] for e in members for u in e.uses})
-    acting = [u.node for e in members if e.role != "passenger" for u in e.uses]
+    acting = [u.node for e in members if e.role != "passenger" for u in e.uses if not is_cached(nodes[u.node])]
     acting = sorted(set(acting), key=order.__getitem__)
     first = probes[0]
     marked = [nodes[u.node] for e in members if e.role != "producer" for u in e.uses]

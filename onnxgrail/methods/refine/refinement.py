@@ -131,7 +131,12 @@ class Refinement:
         return None if self.deadline is None else max(self.deadline - time.perf_counter(), 0.0)
 
     def goal(self, name: str, array: Array) -> Array:
-        """Return a dense tensor narrowed to the kept channels; channels joined by a fold are averaged."""
+        """Return a dense tensor narrowed to the kept channels; channels joined by a fold are averaged.
+
+        Outputs whose channels are in a basis of their own in the narrowed model alone are brought into it.
+        """
+        if name not in self.prepared.survey.marks:
+            return fit({name: array}, between(self.prepared.model, self.slim))[name]
         for mark in self.prepared.survey.marks.get(name, ()):
             if self.ledger.dead[mark.labels].any():
                 array = narrowed(array, mark.axes[0], mark.labels, self.ledger.dead, self.stand)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import INNER, Ints, Kind
 from onnxgrail.graph.attributes import MICROSOFT, names_of, number
+from onnxgrail.graph.ops.layers.cache import adopt
 from onnxgrail.graph.ops.layers.contraction import BIAS, CONTRACTED
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.products import axes_of
@@ -20,17 +21,18 @@ from onnxgrail.graph.trace.flow import Flow, Site, Use
 from onnxgrail.graph.trace.labels import Mark
 
 HEADS = "its heads stay, because channels inside of them can go"
-CACHES = {("", "Attention"): (4, 5), (MICROSOFT, "MultiHeadAttention"): (6, 7)}  # operands with keys and values
+PASTS = ((1, 4), (2, 5))  # operands of the standard's Attention with keys and values, and those with their pasts
 
 
 def weighs(node: ir.Node) -> bool:
     """Return True for a fused kernel whose heads may have one size in queries and keys, and another in values.
 
-    It reads the three one by one, and no caches.
+    It reads the three one by one. With caches, only that of the standard takes two sizes.
     """
-    caches = CACHES.get((node.domain, node.op_type))
     given = {k for k, name in enumerate(names_of(node.inputs)) if name}
-    return caches is not None and given >= {0, 1, 2} and not given & {*caches} and not any(names_of(node.outputs)[1:3])
+    caches = {*given & {6, 7}, *names_of(node.outputs)[1:3]} - {""}
+    own = (node.domain, node.op_type) == (MICROSOFT, "MultiHeadAttention") and not caches
+    return given >= {0, 1, 2} and (own or (node.domain, node.op_type) == ("", "Attention"))
 
 
 def is_inside(site: Site) -> bool:
@@ -86,6 +88,8 @@ def kernel(site: Site, count: int, groups: int, biases: int | None = None) -> No
     """
     last = len(site.shape(2)) - 1
     found = [_heads(site, operand, heads) for operand, heads in enumerate((count, groups, groups))]
+    if biases is None:
+        _join_pasts(site, found, groups)
     if site.flow.tables is not None:
         for operand, heads in enumerate(found):
             if heads is not None:  # every query head with the keys that it reads
@@ -94,17 +98,35 @@ def kernel(site: Site, count: int, groups: int, biases: int | None = None) -> No
     if biases is not None and site.name(biases):
         site.passenger(biases, _in_one(site, found), BIAS, whole=True)
     if site.flow.tables is None:
-        queries, keys, values = (None if heads is None else heads[0] for heads in found)
-        if _rotation(site, "qk"):
-            _meet(site, queries, keys)
-            if biases is not None and site.is_constant(biases) and queries is not None and keys is not None:
-                mine = Mark((0,), _in_one(site, [found[0], None, None]))
-                site.carry(biases, mine, "consumer", (site.name(0), last))  # it makes queries, too
-        if values is not None:
-            site.rank(values, "vo", _rotation(site, "vo"))
+        _rank(site, found, biases)
     if found[2] is not None:
         made = np.repeat(found[2], count // groups, axis=0)
         site.emit([Mark((1, 3), made) if last == 3 else Mark((2,), made.ravel())])
+
+
+def _rank(site: Site, found: Sequence[Ints | None], biases: int | None) -> None:
+    """Rank the channels of queries, keys and values of a fused kernel; see `kernel`."""
+    queries, keys, values = (None if heads is None else heads[0] for heads in found)
+    if _rotation(site, "qk"):
+        _meet(site, queries, keys)
+        if biases is not None and site.is_constant(biases) and queries is not None and keys is not None:
+            mine = Mark((0,), _in_one(site, [found[0], None, None]))
+            site.carry(biases, mine, "consumer", (site.name(0), len(site.shape(0)) - 1))  # it makes queries, too
+    if values is not None:
+        site.rank(values, "vo", _rotation(site, "vo"))
+
+
+def _join_pasts(site: Site, found: Sequence[Ints | None], groups: int) -> None:
+    """Tie the channels of keys and values of the standard's Attention to those of their pasts, and pass them on."""
+    for (operand, past), output in zip(PASTS, (1, 2), strict=True):
+        heads = found[operand]
+        before = _heads(site, past, groups, "vo" if operand == 2 else "qk") if site.name(past) else None
+        if before is not None and heads is not None:
+            site.union(before, heads)
+        elif site.name(past):
+            held = [Mark((1, 3), labels) for labels in (before, heads) if labels is not None]
+            site.freeze(held, adopt(site, past, held[0], CONTRACTED) if heads is not None else CONTRACTED)
+        site.emit([] if heads is None else [Mark((1, 3), heads)], output)
 
 
 def _in_one(site: Site, heads: Sequence[Ints | None]) -> Ints:
@@ -114,7 +136,7 @@ def _in_one(site: Site, heads: Sequence[Ints | None]) -> Ints:
     return np.concatenate(found)
 
 
-def _heads(site: Site, operand: int, count: int) -> Ints | None:
+def _heads(site: Site, operand: int, count: int, kind: Kind | None = None) -> Ints | None:
     """Return the (heads, channels) labels of an operand of a fused kernel; None if its channels stay.
 
     After a rotation, the channels of all heads are tied.
@@ -123,7 +145,7 @@ def _heads(site: Site, operand: int, count: int) -> Ints | None:
     apart = last == 3  # heads have an axis of their own
     mine = [mark for mark in site.marks(operand) if last in mark.axes]
     site.freeze([mark for mark in site.marks(operand) if last not in mark.axes], HEADS)
-    turned = site.flow.tables is not None or _rotation(site, "vo" if operand == 2 else "qk")
+    turned = site.flow.tables is not None or _rotation(site, kind or ("vo" if operand == 2 else "qk"))
     if len(mine) != 1 or not turned or not set(mine[0].axes) <= {last, 1 if apart else last}:
         site.freeze(mine, CONTRACTED if turned else HEADS)
         return None
