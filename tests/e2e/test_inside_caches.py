@@ -137,6 +137,14 @@ def test_every_form_is_narrowed_by_default(name: str) -> None:
 def test_a_note_that_is_no_note_is_passed_over() -> None:
     model = decoder()
     port = {"name": "past_k0", "axis": 3, "before": 1, "after": 1, "kept": [0], "heads": [1, 1], "basis": "AACAPw=="}
-    for change, count in (({}, 1), ({"basis": "AAAA"}, 0), ({"basis": "AADAfw=="}, 0), ({"heads": [1, 2]}, 0)):
+    for change, count in (
+        ({}, 1),
+        ({"basis": "AAAA"}, 0),
+        ({"basis": "AADAfw=="}, 0),
+        ({"heads": [1, 2]}, 0),
+        ({"heads": [3, 1]}, 0),
+    ):
         model.metadata_props[NOTE] = json.dumps([{**port, **change}])
         assert len(noted(model)) == count
+    model.metadata_props[NOTE] = json.dumps([[port]])
+    assert noted(model) == ()

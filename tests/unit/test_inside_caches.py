@@ -53,6 +53,7 @@ NETS = {
     "products": (PLAIN + PRODUCTS, SIZE),
     "products, rotated": (ROTARY + PRODUCTS, SIZE // 2),
     "another layout": ("kp = Transpose<perm=[0,2,1,3]>(past_k)\n" + PLAIN + OTHER_WAY, SIZE),
+    "a past alone": ("kp = Concat<axis=0>(past_k)\n" + PLAIN + PRODUCTS.replace("(past_k,", "(kp,"), SIZE),
     "a kernel": (PLAIN + KERNEL, SIZE),
     "a kernel, rotated": (ROTARY + KERNEL, SIZE // 2),
     "presents that are read": (PLAIN + PRODUCTS.replace("k4", "present_k").replace("v4", "present_v").replace(
@@ -78,7 +79,7 @@ def cached(name: str, *, more: str = "") -> ir.Model:
     }
     body = f"{SPLIT}{between}{MERGE}{more}"
     used = {label: weight for label, weight in weights.items() if label in body}
-    turned = "kp = " in body
+    turned = "kp = Transpose" in body
     pasts = f"float[N,{'P' if turned else GROUPS},{GROUPS if turned else 'P'},{SIZE}] past_k"
     places = ", int64[N,S] places" if "places" in body else ""
     signature = f"float[N,S,{WIDTH}] x, {pasts}, float[N,{GROUPS},P,{SIZE}] past_v{places}"

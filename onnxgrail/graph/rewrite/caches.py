@@ -139,11 +139,17 @@ def _past(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
         node = value.producer()
         if node is None:
             return (value, axes) if value.is_graph_input() and value.const_value is None else None
-        if node.op_type not in COPIES or node.domain not in ("", "ai.onnx"):
+        if not _copies(node):
             return None
         axes = _through(node, axes)
         value = node.inputs[0]
     return None
+
+
+def _copies(node: ir.Node) -> bool:
+    """Return True if a node copies its input, as a concatenation of one tensor does."""
+    alone = node.op_type == "Concat" and len(node.inputs) == 1
+    return node.domain in ("", "ai.onnx") and (node.op_type in COPIES or alone)
 
 
 def _through(node: ir.Node, axes: list[int]) -> list[int]:
@@ -156,7 +162,7 @@ def _present(value: ir.Value) -> tuple[ir.Value, list[int]] | None:
     """Return the model output that copies a value, and its axes; None if there is none, or are several."""
     if value.is_graph_output():
         return value, [*range(RANK)]
-    copies = [use.node for use in value.uses() if use.node.op_type in COPIES and use.node.outputs[0].is_graph_output()]
+    copies = [use.node for use in value.uses() if _copies(use.node) and use.node.outputs[0].is_graph_output()]
     if len(copies) != 1 or copies[0].outputs[0].uses():
         return None
     axes = _through(copies[0], [*range(RANK)])
@@ -270,7 +276,7 @@ def _remove(graph: ir.Graph, node: ir.Node, told: dict[str, int | str | bool], w
             dims = list(value.shape.dims)
             dims[int(told["axis"])] = width
             value.shape = ir.Shape(dims)
-    while (copy := source.producer()) is not None and copy.op_type in COPIES and told["past"]:
+    while (copy := source.producer()) is not None and _copies(copy) and told["past"]:
         source.shape = None  # it was recorded for all channels
         source = copy.inputs[0]
         assert source is not None

@@ -105,8 +105,9 @@ def _turned(arrays: Mapping[str, Array], port: Port, basis: Basis) -> dict[str, 
     axes = basis.axis, port.axis
     if array is None or max(axes) >= len(shape) or [shape[axis] for axis in axes] != [*sizes[:2]]:
         return {}
-    front = np.moveaxis(array, axes, (0, -1))
-    rows = front.reshape(len(front), -1, sizes[1]) @ basis.matrices.astype(np.result_type(array, np.float32))
+    wide = np.result_type(array, np.float32)
+    front = np.moveaxis(array.astype(wide), axes, (0, -1))
+    rows = front.reshape(len(front), -1, sizes[1]) @ basis.matrices.astype(wide)
     turned = np.moveaxis(rows.reshape(*front.shape[:-1], sizes[2]), (0, -1), axes)
     return {port.name: np.ascontiguousarray(turned.astype(array.dtype))}
 
@@ -153,7 +154,7 @@ def noted(model: ir.Model) -> tuple[Port, ...]:
     try:
         ports = tuple(map(_port, json.loads(model.metadata_props.get(NOTE, "[]"))))
         return ports if all(_is_sound(port) for port in ports) else ()
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ()
 
 
@@ -174,8 +175,10 @@ def _is_sound(port: Port) -> bool:
     if not isinstance(port.name, str) or not all(type(number) is int and 0 <= number < LARGEST for number in numbers):
         return False
     ordered = all(a < b for a, b in itertools.pairwise((*port.kept, port.before)))
-    finite = port.basis is None or (len(port.basis.matrices) > 0 and bool(np.isfinite(port.basis.matrices).all()))
-    return ordered and finite and len(port.kept) == port.after > 0
+    basis = port.basis
+    apart = basis is None or (basis.axis != port.axis and len(basis.matrices) > 0)
+    finite = basis is None or bool(np.isfinite(basis.matrices).all())
+    return ordered and apart and finite and len(port.kept) == port.after > 0
 
 
 def between(wide: ir.Model, narrow: ir.Model) -> tuple[Port, ...]:
