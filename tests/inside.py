@@ -242,7 +242,8 @@ def projected(model: ir.Model, bases: dict[str, Floats], kept: int, *, interface
             other.graph.insert_before(node, product)
             node.replace_input_with(operand, product.outputs[0])
             if operand == 2 and len(node.inputs) > 5:  # so are values of the past
-                past = ir.Node("", "MatMul", [node.inputs[5], matrix], num_outputs=1)
+                apart = constant(other.graph, projection, "past/projection")
+                past = ir.Node("", "MatMul", [node.inputs[5], apart], num_outputs=1)
                 past.outputs[0].name = f"{node.outputs[0].name}/past/projected"
                 other.graph.insert_before(node, past)
                 node.replace_input_with(5, past.outputs[0])

@@ -46,6 +46,13 @@ PRODUCTS = f"""
 """
 OTHER_WAY = PRODUCTS.replace("(past_k,", "(kp,").replace("Identity(k4)", "Transpose<perm=[0,2,1,3]>(k4)")
 KERNEL = "o0, present_k, present_v = Attention(q3, k3, v2, , past_k, past_v)\n"
+SIDE_BY_SIDE = (
+    "".join(lines("$p0 = MatMul(x, w$p)\n", p=p) for p in "qkv")
+    + f"""
+    o, present_k, present_v = Attention<q_num_heads={HEADS}, kv_num_heads={GROUPS}>(q0, k0, v0, , past_k, past_v)
+    y = MatMul(o, wo)
+"""
+)
 MERGE = "o1 = Transpose<perm=[0,2,1,3]>(o0)\no2 = Reshape(o1, back)\ny = MatMul(o2, wo)"
 
 # what is between, and the units of queries and keys
@@ -55,6 +62,7 @@ NETS = {
     "another layout": ("kp = Transpose<perm=[0,2,1,3]>(past_k)\n" + PLAIN + OTHER_WAY, SIZE),
     "a past alone": ("kp = Concat<axis=0>(past_k)\n" + PLAIN + PRODUCTS.replace("(past_k,", "(kp,"), SIZE),
     "a kernel": (PLAIN + KERNEL, SIZE),
+    "a kernel, side by side": (SIDE_BY_SIDE, SIZE),
     "a kernel, rotated": (ROTARY + KERNEL, SIZE // 2),
     "presents that are read": (PLAIN + PRODUCTS.replace("k4", "present_k").replace("v4", "present_v").replace(
         "present_k = Identity(present_k)", "").replace("present_v = Identity(present_v)", ""), SIZE),
@@ -77,7 +85,7 @@ def cached(name: str, *, more: str = "") -> ir.Model:
         "cosine": np.cos(np.outer(np.arange(9), [1.0, 0.3])).astype(np.float32),
         "sine": np.sin(np.outer(np.arange(9), [1.0, 0.3])).astype(np.float32),
     }
-    body = f"{SPLIT}{between}{MERGE}{more}"
+    body = between if "y = " in between else f"{SPLIT}{between}{MERGE}{more}"
     used = {label: weight for label, weight in weights.items() if label in body}
     turned = "kp = Transpose" in body
     pasts = f"float[N,{'P' if turned else GROUPS},{GROUPS if turned else 'P'},{SIZE}] past_k"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import onnx_ir as ir
@@ -25,7 +24,7 @@ def model(text: str | None = None) -> ir.Model:
 def test_a_note_comes_back_and_cuts() -> None:
     narrow = model()
     note(narrow, [Port(**{**GOOD, "kept": (1, 4)})])
-    assert [asdict(port) for port in noted(narrow)] == [{**GOOD, "kept": (1, 4)}]
+    assert [port.noted() for port in noted(narrow)] == [{**GOOD, "kept": (1, 4)}]
     cut = fit({"x": np.arange(12.0).reshape(2, 6), "z": np.zeros(3)}, between(model(), narrow))
     np.testing.assert_array_equal(cut["x"], [[1, 4], [7, 10]])
     assert cut["z"].shape == (3,)
