@@ -204,9 +204,12 @@ def found_in(model: ir.Model, *, interface: bool = False) -> Rotatable:
 
 
 def bases_of(found: Rotatable) -> dict[str, Floats]:
-    """Random bases."""
+    """Random bases, and random orders of what is picked."""
     rng = np.random.default_rng(4)
-    return {name: rng.normal(size=one.same.shape) + 2 * one.same for name, one in found.heads.items()}
+    return {
+        name: rng.normal(size=one.same.shape) + 2 * one.same if one.units is None else rng.permutation(one.same)
+        for name, one in found.heads.items()
+    }
 
 
 def turned(model: ir.Model) -> tuple[ir.Model, Survey, dict[str, Floats]]:

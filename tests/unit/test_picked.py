@@ -21,6 +21,7 @@ from onnxgrail.graph.rotate.inside import BENDS
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.graph.trace.tracer import trace
+from tests.inside import bases_of
 from tests.oracle import check_same, narrowed_equals_masked, passes_checker, run, survey_of
 from tests.tiny import Weights, feed, ints, lines, scalar, tiny
 
@@ -279,11 +280,7 @@ def test_a_kernel_reads_heads_side_by_side(turn: str) -> None:
     model = tiny(f"float[N,{TOKENS},{WIDTH}] x => float[] y", body, weights, opset=23)
     found = rotatable(model, survey_of(model, feed(model)).facts, ("qk", "vo"))
     assert [(one.kind, one.units is None) for one in found.heads.values()] == [("qk", "Id" in turn), ("vo", True)]
-    rng = np.random.default_rng(3)
-    other = rotate(found, {
-        name: rng.permutation(one.same) if one.units is not None else rng.normal(size=one.same.shape) + 2 * one.same
-        for name, one in found.heads.items()
-    })  # fmt: skip
+    other = rotate(found, bases_of(found))
     check_same(run(other, feed(model)), run(model, feed(model)))
     survey = narrowed_equals_masked(other, feed(other), kinds=("qk", "vo"))
     assert {(block.kind, block.units) for block in survey.blocks} == {("qk", 8 if "Id" in turn else 4), ("vo", SIZE)}
