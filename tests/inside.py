@@ -84,16 +84,17 @@ MEASURED_SCALE = """
 """
 
 
-def grouped() -> ir.Model:
-    """Two query heads share keys and values."""
+def grouped(groups: int = HEADS // 2, copies: int = 0) -> ir.Model:
+    """Query heads share keys and values, of which there are copies; a product repeats those of one head."""
+    copies = copies or HEADS // groups
     weights = {
         "wq": (WIDTH, WIDTH),
-        "wk": (WIDTH, WIDTH // 2),
-        "wv": (WIDTH, WIDTH // 2),
-        "groups": ints(-1, TOKENS, HEADS // 2, SIZE),
+        "wk": (WIDTH, SIZE * groups),
+        "wv": (WIDTH, SIZE * groups),
+        "groups": ints(-1, TOKENS, groups, SIZE),
         "second": ints(2),
-        "twice": ints(1, HEADS // 2, 2, TOKENS, SIZE),
-        "heads": ints(-1, HEADS, TOKENS, SIZE),
+        "twice": ints(1, groups, copies, TOKENS, SIZE),
+        "heads": ints(-1, groups * copies, TOKENS, SIZE),
     }
     return attention(project=GROUPED, projected=weights)
 
@@ -115,6 +116,8 @@ NETS = {
         projected={"wp": (WIDTH, 3 * WIDTH), "bp": (3 * WIDTH,), "into": ints(-1, TOKENS, HEADS, SIZE)},
     ),
     "shared keys": grouped(),
+    "keys that all heads share": grouped(1),
+    "keys that a product repeats": grouped(1, 1),
     "scale from the shape": attention(scores=MEASURED_SCALE),
     "scale that adds zero": attention(scores=SHIFTED_SCALE, weights={"zero": scalar(0)}),
 }

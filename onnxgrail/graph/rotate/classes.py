@@ -31,6 +31,8 @@ def groups_of(sides: Sequence[Ints], units: Ints | None = None) -> list[Ints] | 
         sides: (heads, channels) label classes of each operand.
         units: (channels,) units that are picked; the channels are then sorted by unit.
     """
+    if len(sides[-1]) == 1:  # all query heads share the keys
+        sides = [*sides[:-1], np.tile(sides[-1], (len(sides[0]), 1))]
     if len({side.shape for side in sides}) > 1:
         return None
     if units is not None:
