@@ -10,7 +10,7 @@ from onnxgrail.calibration.agreement import trial_of
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.proof import prove
 from onnxgrail.graph.ops.layers.cache import CACHE
-from onnxgrail.graph.rewrite.caches import shown, without_matrices
+from onnxgrail.graph.rewrite.caches import shown, with_matrices, without_matrices
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rewrite.interface import between, fit, note
 from onnxgrail.graph.rotate.basis import rotate
@@ -19,7 +19,7 @@ from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.graph.trace.tracer import trace
 from tests.inside import KINDS, bases_of, found_in, projected
-from tests.oracle import check_same, narrowed_equals_masked, run
+from tests.oracle import check_same, narrowed_equals_masked, run, survey_of
 from tests.tiny import Weights, feed, ints, lines, scalar, tiny
 
 HEADS, GROUPS, SIZE, WIDTH = 4, 2, 4, 12
@@ -151,3 +151,12 @@ def test_a_cache_that_is_read_elsewhere_stays() -> None:
     model = cached("products", more="\nz = ReduceSum<keepdims=0>(past_k)")
     model.graph.outputs.append(next(node.outputs[0] for node in model.graph if node.outputs[0].name == "z"))
     assert [one.kind for one in found_in(model, interface=True).heads.values()] == ["vo"]
+
+
+def test_the_cache_of_a_convolution_gets_no_matrix() -> None:
+    body = "c = Concat<axis=2>(past, x)\npresent = Identity(c)\ny = Conv(c, w)"
+    signature = "float[N,3,S,4] x, float[N,3,P,4] past => float[] y, float[] present"
+    model = tiny(signature, body, {"w": (2, 3, 2, 1)})
+    facts = survey_of(model, feed(model)).facts
+    assert with_matrices(model, facts) is facts
+    assert len([*model.graph]) == 3

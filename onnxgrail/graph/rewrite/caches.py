@@ -14,9 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
-from onnxgrail.graph.attributes import integer, integers, name_of
+from onnxgrail.graph.attributes import integer, integers, name_of, names_of
 from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.products import is_product
 from onnxgrail.graph.rewrite.interface import Basis, Port, positional
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import free_name, hand_over
@@ -27,6 +28,8 @@ from onnxgrail.graph.trace.survey import Survey
 RANK = 4  # (batch, heads, length, size) or (batch, length, heads, size)
 COPIES = ("Identity", "Cast", "Transpose")
 SIZES = ("Shape", "Size")
+SHAPING = ("Reshape", "Expand", "Unsqueeze", "Squeeze", "Mul", "Div")  # between a cache and the product that reads it
+STEPS = 8  # most of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +130,19 @@ def _places(node: ir.Node, facts: Facts) -> list[tuple[int, int]]:
     joins = node.op_type == "Concat" and len(node.inputs) > 1 and facts.has_floats(key(node))
     if not joins or len(facts.shapes[key(node)]) != RANK or integer(node, "axis") % RANK not in (1, 2):
         return []
-    return [(0, 0)]
+    return [(0, 0)] if _is_attended(node.outputs[0], facts) else []
+
+
+def _is_attended(value: ir.Value, facts: Facts) -> bool:
+    """Return True if a product with another activation reads a value, and not only a convolution, say."""
+    values = [value]
+    for _ in range(STEPS):
+        readers = list(dict.fromkeys(use.node for one in values for use in one.uses()))
+        products = [node for node in readers if is_product(node)]
+        if any(facts.constants.isdisjoint(names_of(node.inputs)) for node in products):
+            return True
+        values = [node.outputs[0] for node in readers if node.op_type in (*COPIES, *SHAPING)]
+    return False
 
 
 def _past(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
