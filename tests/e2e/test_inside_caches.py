@@ -54,6 +54,12 @@ def test_caches_lose_channels_and_keep_heads(halved: tuple[Any, Path, Path]) -> 
     assert run(model, given)["present_k0"].shape == (len(given["x0"]), HEADS, PAST + TOKENS, SIZE // 2)
 
 
+def test_the_basis_of_a_past_and_a_present_is_stored_once(halved: tuple[Any, Path, Path]) -> None:
+    entries = json.loads(ir.load(halved[1]).metadata_props[NOTE])
+    assert [type(entry["basis"]) for entry in entries] == [str, int] * 4
+    assert [entry["basis"] for entry in entries[1::2]] == [0, 2, 4, 6]
+
+
 def test_steps_with_its_own_caches_are_one_pass(halved: tuple[Any, Path, Path]) -> None:
     model = ir.load(halved[1])
     x = feeds()["x0"]

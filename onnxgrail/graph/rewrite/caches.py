@@ -30,6 +30,7 @@ COPIES = ("Identity", "Cast", "Transpose")
 SIZES = ("Shape", "Size")
 SHAPING = ("Reshape", "Expand", "Unsqueeze", "Squeeze", "Mul", "Div")  # between a cache and the product that reads it
 STEPS = 8  # most of them
+KERNELS = ("Attention", "MultiHeadAttention")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,12 +135,12 @@ def _places(node: ir.Node, facts: Facts) -> list[tuple[int, int]]:
 
 
 def _is_attended(value: ir.Value, facts: Facts) -> bool:
-    """Return True if a product with another activation reads a value, and not only a convolution, say."""
+    """Return True if attention reads a value, a kernel or a product with another activation, and no layer before."""
     values = [value]
     for _ in range(STEPS):
         readers = list(dict.fromkeys(use.node for one in values for use in one.uses()))
-        products = [node for node in readers if is_product(node)]
-        if any(facts.constants.isdisjoint(names_of(node.inputs)) for node in products):
+        products = [node for node in readers if is_product(node) or node.op_type in KERNELS]
+        if any(facts.constants.isdisjoint(names_of(node.inputs)[:2]) for node in products):
             return True
         values = [node.outputs[0] for node in readers if node.op_type in (*COPIES, *SHAPING)]
     return False

@@ -121,7 +121,12 @@ def note(model: ir.Model, ports: Sequence[Port]) -> None:
         old = known.get((port.name, port.axis))
         known[port.name, port.axis] = port if old is None else _after(old, port)
         known |= {place: _without(other, port) for place, other in known.items() if place != (port.name, port.axis)}
-    model.metadata_props[NOTE] = json.dumps([port.noted() for port in known.values()])
+    entries = [port.noted() for port in known.values()]
+    first: dict[str, int] = {}
+    for place, entry in enumerate(entries):
+        if "basis" in entry and first.setdefault(entry["basis"], place) != place:
+            entry["basis"] = first[entry["basis"]]  # past and present of a cache have one basis: it is stored once
+    model.metadata_props[NOTE] = json.dumps(entries)
 
 
 def _after(first: Port, second: Port) -> Port:
@@ -152,9 +157,12 @@ def _matrices(port: Port, heads: int) -> Floats:
 def noted(model: ir.Model) -> tuple[Port, ...]:
     """Return the ports in a model's note; empty if it has no note written by onnxgrail."""
     try:
-        ports = tuple(map(_port, json.loads(model.metadata_props.get(NOTE, "[]"))))
+        entries = json.loads(model.metadata_props.get(NOTE, "[]"))
+        for entry in (entry for entry in entries if isinstance(entry.get("basis"), int)):
+            entry["basis"] = entries[entry["basis"]]["basis"]
+        ports = tuple(map(_port, entries))
         return ports if all(_is_sound(port) for port in ports) else ()
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return ()
 
 
