@@ -29,6 +29,8 @@ SPLIT = "".join(
 )
 PLAIN = "q3 = Identity(q2)\nk3 = Identity(k2)\n"
 ROTARY = "".join(lines("$p3 = RotaryEmbedding($p2, cosine, sine, places)\n", p=p) for p in "qk")
+NORMED = "".join(lines("$p3 = RMSNormalization<axis=-1, epsilon=0.3>($p2, gain)\n", p=p) for p in "qk")
+BOTH = NORMED.replace("3 = RMS", "n = RMS") + ROTARY.replace("(q2", "(qn").replace("(k2", "(kn")
 REPEATED = "".join(
     lines("$p5 = Unsqueeze($p4, second)\n$p6 = Expand($p5, twice)\n$p7 = Reshape($p6, heads)\n", p=p) for p in "kv"
 )
@@ -59,6 +61,9 @@ MERGE = "o1 = Transpose<perm=[0,2,1,3]>(o0)\no2 = Reshape(o1, back)\ny = MatMul(
 NETS = {
     "products": (PLAIN + PRODUCTS, SIZE),
     "products, rotated": (ROTARY + PRODUCTS, SIZE // 2),
+    "products, normalized": (NORMED + PRODUCTS, SIZE),
+    "products, normalized and rotated": (BOTH + PRODUCTS, SIZE // 2),
+    "a kernel, normalized and rotated": (BOTH + KERNEL, SIZE // 2),
     "another layout": ("kp = Transpose<perm=[0,2,1,3]>(past_k)\n" + PLAIN + OTHER_WAY, SIZE),
     "a past alone": ("kp = Concat<axis=0>(past_k)\n" + PLAIN + PRODUCTS.replace("(past_k,", "(kp,"), SIZE),
     "a kernel": (PLAIN + KERNEL, SIZE),
@@ -85,6 +90,7 @@ def cached(name: str, *, more: str = "") -> ir.Model:
         "second": ints(2),
         "twice": ints(1, 1, HEADS // GROUPS, 1, 1),
         "heads": ints(0, HEADS, -1, SIZE),
+        "gain": np.array([0.5, 2, 1, 0.7], np.float32),
         "cosine": np.cos(np.outer(np.arange(9), [1.0, 0.3])).astype(np.float32),
         "sine": np.sin(np.outer(np.arange(9), [1.0, 0.3])).astype(np.float32),
     }
@@ -97,12 +103,17 @@ def cached(name: str, *, more: str = "") -> ir.Model:
     return tiny(f"{signature} => float[] y, float[] present_k, float[] present_v", body, used, opset=23)
 
 
+def picks(name: str) -> bool:
+    """Queries and keys have no free basis."""
+    return "rotated" in name or "normalized" in name
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_the_interface_is_the_same_until_channels_go(name: str) -> None:
     model = cached(name)
     found = found_in(model, interface=True)
     assert [(one.kind, one.units is None) for one in found.heads.values()] == [
-        ("qk", "rotated" not in name),
+        ("qk", not picks(name)),
         ("vo", True),
     ]
     other = rotate(found, bases_of(found))
@@ -134,8 +145,9 @@ def test_narrower_caches_are_those_of_projected_heads(name: str) -> None:
     }
     got = run(slim, fit(arrays, ports))
     whole = fit(run(model, arrays), ports)
-    check_same({n: got[n] for n in ("present_k", "present_v")}, {n: whole[n] for n in ("present_k", "present_v")})
-    if "rotated" not in name:
+    same = ("present_v",) if "normalized" in name else ("present_k", "present_v")  # the mean of squares lacks channels
+    check_same({n: got[n] for n in same}, {n: whole[n] for n in same})
+    if not picks(name):
         want = run(projected(model, bases, SIZE // 2, interface=True), arrays)
         check_same({"y": got["y"]}, {"y": want["y"]})
     gathers = 2 if "rotated" in name else 0  # of cosines and sines
