@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ FIRST = 2  # level that is tried first
 LEAP = 3  # levels to the next trial
 TRIALS = 3  # most trials of a block around a limit
 TWICE, DEEPER = 2, 2.0  # trials near a share, the second one with that part of the width
+HELD = 2**28  # bytes of new weights of a block, at all levels, that stay in memory
 HALF = 0.5  # least width at which a block is tried with fits, as a share of its units
 POWERS = {"classes": 2.0, "scores": 2.0, "sequences": 2.0}
 """Powers of the losses that add up over blocks, by kind of output; 1 for others.
@@ -121,18 +123,29 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near
     levels = levels_of(ladder, SHARES)
     if not levels:
         return Harm(ladder.name, ladder.units, "", (), (), ())
-    changes = [narrow(view, width) for width in levels]
-    errors = np.maximum.accumulate(np.clip([error_of(change) for change in changes], 0.0, 1.0))
+    errors, held = _at(levels, functools.partial(narrow, view))
     tried: dict[int, float] = {}
     kind = ""
     while (place := near.next(levels, ladder.units, tried)) is not None:
-        tried[place], kind = trial(changes[place])
+        tried[place], kind = trial(held.get(place) or narrow(view, levels[place]))
     every = levels_of(ladder)
     roots = np.interp(-np.array(every), [-ladder.units, *(-width for width in levels)], [0.0, *np.sqrt(errors)])
     losses = _between(
         roots**2, {every.index(levels[place]): loss for place, loss in tried.items()}, POWERS.get(kind, 1.0)
     )
     return Harm(ladder.name, ladder.units, kind, every, tuple(losses.tolist()), tuple((roots**2).tolist()))
+
+
+def _at(levels: Sequence[int], narrow: Callable[[int], Change]) -> tuple[Floats, dict[int, Change]]:
+    """Return the errors at all levels, and the changes for which there is room: a stream has weights in all layers."""
+    errors, held, room = list[float](), dict[int, Change](), HELD
+    for place, width in enumerate(levels):
+        change = narrow(width)
+        errors.append(error_of(change))
+        room -= sum(numbers.nbytes for _, numbers in change.weights)
+        if room >= 0:
+            held[place] = change
+    return np.maximum.accumulate(np.clip(errors, 0.0, 1.0)), held
 
 
 def _between(errors: Floats, tried: dict[int, float], power: float) -> Floats:

@@ -185,7 +185,7 @@ def test_a_model_in_files_is_never_run_or_read_as_a_whole(
 
     monkeypatch.setattr(ways, "cut", counted)
     monkeypatch.setattr(weights, "read", reading)
-    monkeypatch.setattr(weights, "HELD", 4 * 3 * WIDTH * HIDDEN)
+    monkeypatch.setattr(weights, "HELD", 8 * 3 * WIDTH * HIDDEN)
     for given in (apart, prenorm(depth=6)):
         results.append(onnxgrail.compress(given, whole, data=ids, unit_ratio=0.4, force=True))
         if given is apart:

@@ -17,7 +17,9 @@ from onnxgrail.graph.stored.integers import Levels, Load
 from onnxgrail.graph.trace.facts import constant_of
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
-HELD = 2**29  # bytes of a block's weights up to which they stay in memory; a stream has those of a whole network
+HELD = (
+    2**30
+)  # bytes of a block's weights, converted, up to which they stay in memory; a stream has those of a whole network
 
 
 def empty(survey: Survey) -> Ledger:
@@ -53,8 +55,8 @@ def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> Chann
     Raises:
         ModelError: a weight holds NaN or infinity.
     """
-    axes, facts = _axes(survey), survey.facts
-    held = sum(facts.dtypes[s.initializer].itemsize * math.prod(facts.shapes[s.initializer]) for s in block.slots)
+    axes, shapes = _axes(survey), survey.facts.shapes
+    held = sum(8 * math.prod(shapes[slot.initializer]) for slot in block.slots)
     found: dict[int, Array] = {}
 
     def load(number: int) -> Array:
