@@ -99,8 +99,10 @@ def finish_folder(result: Any, *, as_json: bool, quiet: bool) -> None:
 
 def _told(result: Any, *, tables: bool, quiet: bool) -> None:
     """Print notes and tables of a model, and the gates that failed."""
+    from onnxgrail.fidelity.words import advice
+
     data = result.report.data
-    render.notes([*notes(data), *close.advice(result.report.headline(), data["recipe"])], quiet=quiet)
+    render.notes([*notes(data), *advice(data)], quiet=quiet)
     if tables and not quiet:
         show(result.report, result.output)
     if not result.gates_passed:

@@ -79,6 +79,26 @@ def told(verdict: Data, judged: Data) -> Headline:
     )
 
 
+def advice(data: Data) -> list[str]:
+    """Return suggestions for a report's result that is far from the original; none if it is near or not known."""
+    found = headline_of(data)
+    if found is None or not found.far:
+        return []
+    far = f"output {found.output} is far from the original ({found.measure} {found.value})"
+    ways = ["more real --data", *_ways(data.get("recipe") or {})]
+    return [f"{far}: {' or '.join(filter(None, (', '.join(ways[:-1]), ways[-1])))} bring it closer"]
+
+
+def _ways(recipe: Data) -> list[str]:
+    """Return options under which less goes, or other units; none if nothing goes."""
+    amounts = ("ratio", "unit_ratio", "max_loss", *(key for key in recipe if key.startswith("target_")))
+    asked = next((key for key in amounts if recipe.get(key) is not None), "ratio")
+    if recipe.get(asked) == 0:
+        return []
+    less = f"a {'larger' if asked.startswith('target') else 'smaller'} --{asked.replace('_', '-')}"
+    return [less] if recipe.get("selector") == "obs" else [less, "--selector obs"]
+
+
 def where(judged: Data) -> str:
     """Return number and kind of the samples: `9 held-out samples`."""
     nouns = {"random": "random input", "given": "sample"}

@@ -40,6 +40,13 @@ TORN = """() => [...document.querySelectorAll(".plain tbody th")].flatMap(th => 
   }
   return torn;
 })"""
+CELLS = """() => [...document.querySelectorAll(".verdicts td .sub")].filter(sub => sub.textContent).map(sub => {
+  const cell = sub.parentElement.getBoundingClientRect(), own = sub.getBoundingClientRect();
+  const text = document.createRange();
+  text.selectNodeContents(sub.parentElement);
+  text.setEndBefore(sub);
+  return [Math.round(cell.right - own.right), text.getBoundingClientRect().bottom <= own.top + 4];
+})"""
 LONG = "a" * 300
 LARGEST = 1_000_000  # bytes of a page
 CONTRAST = 4.5
@@ -162,6 +169,19 @@ def test_the_narrowest_phone_tears_no_words(browser: Any, tmp_path: Path, name: 
     page.goto(page_of(name, tmp_path, tmp_path).as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROWEST
     assert page.evaluate(TORN) == []
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["curves", "two reports"])
+def test_a_phone_shows_bars_and_puts_further_measures_below_a_value(browser: Any, tmp_path: Path, name: str) -> None:
+    page = browser.new_page(viewport=PHONE)
+    page.goto(page_of(name, tmp_path, tmp_path).as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    widths = page.evaluate("[...document.querySelectorAll('.bars td svg')].map(b => b.getBoundingClientRect().width)")
+    assert all(width > PHONE["width"] / 2 for width in widths)
+    cells = page.evaluate(CELLS)
+    assert cells == [[0, True]] * len(cells)
+    assert widths or cells
     page.close()
 
 

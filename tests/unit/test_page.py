@@ -283,6 +283,14 @@ def test_a_failed_gate_is_said_in_words() -> None:
     assert "cosine at least 0.9: passed" in Page(report_page(encoder(recipe=recipe | {"min_cosine": 0.9}))).text
 
 
+def test_a_result_that_is_far_off_is_noted_with_what_helps() -> None:
+    far = encoder() | {"verification": checked(output("boxes", verdict("scores", 0.6)))}
+    page = report_page(far)
+    assert "output boxes is far from the original (F1 of scores above 0.5 60.0\N{NO-BREAK SPACE}%)" in page
+    assert '<span class="option">--selector</span> obs bring it closer' in page
+    assert "is far from" not in report_page(encoder() | {"verification": checked(output("boxes", verdict("scores", 0.98)))})
+
+
 def test_figures() -> None:
     s, minus = figures.SPACE, figures.MINUS
     assert [figures.count(v) for v in (None, 1234, 21_300_000, -5)] == ["–", "1,234", f"21.30{s}M", f"{minus}5"]
@@ -291,8 +299,8 @@ def test_figures() -> None:
         *(f"{minus}30.0{s}%", f"0.0{s}%", f"0.0{s}%", f"+30.0{s}%"),
     ]
     assert figures.change(0, 1) == figures.change(None, 1) == "–"
-    assert [figures.error(v) for v in (0.253, 0.0042, 0.0, 1e-7)] == [
-        *(f"25.3{s}%", f"0.42{s}%", f"0{s}%", f"1.0e{minus}07"),
+    assert [figures.error(v) for v in (0.253, 0.0042, 0.00048, 4.8e-5, 0.0, 1e-7)] == [
+        *(f"25.3{s}%", f"0.42{s}%", f"0.048{s}%", f"0.0048{s}%", f"0{s}%", f"1.0e{minus}07"),
     ]
     assert [figures.seconds(v) for v in (0.012, 24.41, 120)] == [f"12{s}ms", f"24.4{s}s", f"2.0{s}min"]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnxgrail.fidelity.words import speed
+from onnxgrail.fidelity.words import advice, speed
 from onnxgrail.report.page.brief import summary
 from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
@@ -30,10 +31,11 @@ STAGES = {
     "methods": "other methods",
     "verify": "compare the outputs",
     "simplify": "simplify the graph",
-    "quantize": "quantise",
+    "quantize": "quantize",
     "latency": "time the models",
     "write": "write the model",
 }
+OPTION = re.compile(r"((?<![\w-])--[a-z][a-z-]*)")
 REFINED = {"laco": "Blocks fitted by gradient (laco)", "distill": "Whole model fitted by gradient (distill)"}
 BROUGHT = {
     "repair": "Mean and deviation of activations after convolutions restored (repair)",
@@ -84,7 +86,7 @@ def latency(data: Mapping[str, Any]) -> Markup | None:
         )
         for label, ms, style, note in bars
     ]
-    caption = "Median time of one sample, measured by turns on the machine that made this report"
+    caption = "Median time of one sample, measured in turn on the machine that made this report"
     return section("latency", "Latency", table(caption, ("", "", "Time"), rows, class_="bars"))
 
 
@@ -167,5 +169,11 @@ def left_alone(data: Mapping[str, Any], limit: int = 200) -> Markup | None:
 def notes(data: Mapping[str, Any]) -> Markup | None:
     """Return the section with notes for the user; None if there are none."""
     calibration = data.get("calibration") or {}
-    lines = list(dict.fromkeys([*(calibration.get("notes") or ()), *(data.get("notes") or ())]))
-    return section("notes", "Notes", el("ul", *(el("li", line) for line in lines))) if lines else None
+    lines = list(dict.fromkeys([*(calibration.get("notes") or ()), *(data.get("notes") or ()), *advice(data)]))
+    return section("notes", "Notes", el("ul", *(el("li", *_whole(line)) for line in lines))) if lines else None
+
+
+def _whole(line: str) -> list[Child]:
+    """Return a line whose options, such as `--selector`, do not break after a hyphen."""
+    parts = OPTION.split(figures.words(line))
+    return [el("span", part, class_="option") if number % 2 else part for number, part in enumerate(parts)]

@@ -47,13 +47,15 @@ def share(value: float | None, digits: int = 1) -> str:
 
 
 def error(value: float | None) -> str:
-    """Format a relative error in two or three digits: 25.3 %, 0.31 %, 1.2e-07."""
+    """Format a relative error in two or three digits: 25.3 %, 0.31 %, 0.0048 %, 1.2e-07."""
     if value is None:
         return NONE
     if value == 0:
         return f"0{SPACE}%"
-    if value < 5e-5:
+    if value < 1e-6:
         return f"{value:.1e}".replace("-", MINUS)
+    if value < 1e-3:  # a fixed number of decimals would leave one digit or none
+        return f"{100 * value:.2g}{SPACE}%"
     return f"{value:.{1 if value >= 0.0995 else 2}%}".replace("%", f"{SPACE}%")
 
 
