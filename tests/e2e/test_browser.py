@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from onnxgrail import models
 from onnxgrail.report.page import inspection_page, pair_page, report_page
 from tests.command import run
 from tests.page_data import encoder, inspection
+from tests.tiny import two_mlps
 from tests.unit.test_page import EVIL, evil
 
 from . import minilm
@@ -99,6 +101,14 @@ def of_digits(page: Path, scratch: Path) -> None:
     compressed(page, scratch / "digits.onnx", digits.calibration, *words)
 
 
+def of_frontier(page: Path, scratch: Path) -> None:
+    onnx.save(ir.to_proto(two_mlps(12, 48, 32)), scratch / "m.onnx")
+    np.savez(scratch / "x.npz", x=np.random.default_rng(0).standard_normal((64, 12)).astype(np.float32))
+    words = ("--points=3", "--round-to=1", "--minimize=params", "--force")
+    result = run("frontier", scratch / "m.onnx", "--data", scratch / "x.npz", "--report", page, *words)
+    assert result.exit_code == 0, result.output
+
+
 def with_long_names() -> dict[str, Any]:
     long = encoder(3, curves=True)
     for block in (*long["blocks"], *long["allocation"]["curves"]):
@@ -119,7 +129,7 @@ DRAWN: dict[str, Callable[[], str]] = {
     "300 blocks": lambda: report_page(encoder(150)),
     "two reports": lambda: pair_page(encoder(), with_long_names()),
 }
-MADE: dict[str, Callable[[Path, Path], None]] = {"minilm": of_minilm, "digits": of_digits}
+MADE: dict[str, Callable[[Path, Path], None]] = {"minilm": of_minilm, "digits": of_digits, "frontier": of_frontier}
 
 
 def page_of(name: str, folder: Path, scratch: Path) -> Path:
@@ -163,7 +173,7 @@ def looked_at(browser: Any, file: Path, width: int, scheme: str, picture: Path) 
     context.close()
 
 
-@pytest.mark.parametrize("name", ["curves", "inspection"])
+@pytest.mark.parametrize("name", ["curves", "inspection", "frontier"])
 def test_the_narrowest_phone_tears_no_words(browser: Any, tmp_path: Path, name: str) -> None:
     page = browser.new_page(viewport={"width": NARROWEST, "height": 640})
     page.goto(page_of(name, tmp_path, tmp_path).as_uri())

@@ -17,7 +17,7 @@ import pytest
 from onnxgrail.report.page import inspection_page, report_page
 from onnxgrail.report.page.html import figures
 from onnxgrail.report.page.html.markup import Markup, el, escape
-from onnxgrail.report.page.network import BlockRow, LeftRow, rows_of
+from onnxgrail.report.page.network import KINDS, BlockRow, LeftRow, rows_of
 from onnxgrail.report.page.sensitivity import STEPS, _short, heat_step
 from tests.cli.standin import data as partial
 from tests.page_data import JOINED, block, encoder, inspection, refusal
@@ -288,7 +288,17 @@ def test_a_result_that_is_far_off_is_noted_with_what_helps() -> None:
     page = report_page(far)
     assert "output boxes is far from the original (F1 of scores above 0.5 60.0\N{NO-BREAK SPACE}%)" in page
     assert '<span class="option">--selector</span> obs bring it closer' in page
-    assert "is far from" not in report_page(encoder() | {"verification": checked(output("boxes", verdict("scores", 0.98)))})
+    assert "is far from" not in report_page(
+        encoder() | {"verification": checked(output("boxes", verdict("scores", 0.98)))}
+    )
+
+
+def test_every_kind_has_a_color_in_light_and_in_dark() -> None:
+    style = report_page(encoder()).partition("<style>")[2].partition("</style>")[0]
+    for kind in (*KINDS, "other"):
+        assert f"svg .is.k-{kind} {{ fill: var(--{kind}); }}" in style
+        assert f".kind.k-{kind} {{ color: var(--{kind}); }}" in style
+        assert len(set(re.findall(rf"--{kind}: (#\w+);", style))) == 2
 
 
 def test_figures() -> None:

@@ -140,10 +140,12 @@ def sections(a: Data, b: Data) -> list[Markup | None]:
     return [
         section("sizes", "Sizes", table("Sizes of the models", COLUMNS, sizes(a, b), class_="numbers")),
         section(
-            "results", "Results", table("Each against its own original", ("", *SIDES), results(a, b), class_="facts")
+            "results",
+            "Results",
+            table("Each against its own original", ("", *SIDES), results(a, b), class_="facts stacked"),
         ),
         _outputs(a, b),
-        section("options", "Options", table("Options that differ", ("", *SIDES), options, class_="facts"))
+        section("options", "Options", table("Options that differ", ("", *SIDES), options, class_="facts stacked"))
         if options
         else None,
         _blocks(blocks(a, b)),
