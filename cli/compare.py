@@ -50,8 +50,9 @@ def compare(
         if not gate.passed:
             side = "below" if gate.name == "min_cosine" else "above"
             option = "--" + gate.name.replace("_", "-")
-            value = f"{gate.value:.5g} of output {gate.output!r} is {side} {option} {gate.limit:g}"
-            render.say(f"Error: gate failed: {gate.name.split('_')[1]} {value}", err=True)
+            value, limit = render.apart(gate.value, gate.limit)
+            failed = f"{gate.name.split('_')[1]} {value} of output {gate.output!r} is {side} {option} {limit}"
+            render.say(f"Error: gate failed: {failed}", err=True)
     if not result.gates_passed:
         click.get_current_context().exit(values.EXIT_GATE)
 

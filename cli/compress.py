@@ -99,10 +99,8 @@ def finish_folder(result: Any, *, as_json: bool, quiet: bool) -> None:
 
 def _told(result: Any, *, tables: bool, quiet: bool) -> None:
     """Print notes and tables of a model, and the gates that failed."""
-    from onnxgrail.fidelity.words import advice
-
     data = result.report.data
-    render.notes([*notes(data), *advice(data)], quiet=quiet)
+    render.notes([*notes(data), *result.report.advice()], quiet=quiet)
     if tables and not quiet:
         show(result.report, result.output)
     if not result.gates_passed:
@@ -137,7 +135,8 @@ def _gate(data: Any) -> list[str]:
     if not cosines:
         return [f"no output to hold against --min-cosine {limit}"]
     value, name = min(cosines)
-    return [f"cosine {value:.5f} of output {name!r} is below --min-cosine {limit}"] if value < limit else []
+    found, least = render.apart(value, limit)
+    return [f"cosine {found} of output {name!r} is below --min-cosine {least}"] if value < limit else []
 
 
 def show(report: Any, output: object) -> None:

@@ -172,6 +172,13 @@ def notes(lines: Iterable[str], *, quiet: bool) -> None:
         say(f"{label}: {line}", err=True)
 
 
+def apart(value: float, limit: float) -> tuple[str, str]:
+    """Format a number and its limit with as many digits as show on which side of it the number is: 5 or more."""
+    found = (f"{value:.{digits}g}" for digits in range(5, 18))
+    shown = (text for text in found if float(text) != limit and (float(text) < limit) is (value < limit))
+    return next(shown, f"{value}"), f"{limit:.15g}"
+
+
 def refines(entries: Any) -> list[str]:
     """Return a line per refinement: the error of the whole model, and the number of blocks that took part."""
     lines = []

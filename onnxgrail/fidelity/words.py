@@ -172,7 +172,7 @@ def more(verdict: Data) -> str:
     if "top_1_percent" in found and "overlap" not in verdict["measure"]:
         words.append(f"{_number('scores', found['top_1_percent'])} of the top 1 % the same")
     if "perplexity_factor" in found:
-        words.append(f"perplexity times {found['perplexity_factor']:.3f}")
+        words.append(f"perplexity of texts that the original writes times {found['perplexity_factor']:.3f}")
         words.append(f"top-1 {_number('classes', found['agreement'])} the same")
     if "worst_channel" in found:
         words.append(f"worst channel {found['channel']:.0f} {_number('values', found['worst_channel'])}")

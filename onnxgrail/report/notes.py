@@ -161,11 +161,13 @@ def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:
         return ""
     block = channel_block()
     odd = sum(len(c.reducer.kept) * c.block.unit_size % block > 0 for c in convolved)
+    if not odd:
+        return ""
+    of = f"{odd} of {len(convolved)} narrowed blocks of convolutions are not multiples"
+    which, them = (of, "them") if len(convolved) > 1 else ("the narrowed block of convolutions is no multiple", "it")
     return (
-        f"{odd} of {len(convolved)} narrowed blocks of convolutions are not multiples of {block} channels wide: ONNX "
-        f"Runtime computes them in blocks of {block} on this machine, so the next multiple may be as fast or faster"
-        if odd
-        else ""
+        f"{which} of {block} channels wide: ONNX Runtime computes {them} in blocks of {block} on this machine, so the "
+        "next multiple may be as fast or faster"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from onnxgrail.core import Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.fidelity.lines import report_lines
-from onnxgrail.fidelity.words import Headline, Speed, headline_of, speed
+from onnxgrail.fidelity.words import Headline, Speed, advice, headline_of, speed
 from onnxgrail.machine.files.paths import Read, check_input, check_output, check_targets, write_text
 from onnxgrail.machine.plain import SCHEMA, Plain, plain
 from onnxgrail.report.readback import reads, undamaged, whole
@@ -142,6 +142,11 @@ class Report(Saved):
     def headline(self) -> Headline | None:
         """Return the verdict on the worst output in words, with its caveat; None if nothing was compared."""
         return headline_of(self.data)
+
+    @whole
+    def advice(self) -> tuple[str, ...]:
+        """Return a note on a result that is far from the original, with the options that help; empty if it is near."""
+        return tuple(advice(self.data))
 
     @whole
     def asked_lines(self) -> tuple[str, ...]:

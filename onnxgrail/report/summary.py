@@ -95,8 +95,9 @@ def search_text(data: Mapping[str, Any]) -> str:
     seen = loss is (data.get("quantization") or {}).get("loss") and search["crossed"]
     how = "each judged by a fit without it" if search["crossed"] else "that no fit has seen"
     how = "that fits have seen" if seen else how
+    of = f", output {loss['output']}" if loss["output"] else ""  # a metric judges all outputs
     return (
-        f"{loss['mean']:.2%} ({loss['name']}, output {loss['output']}), with 95 % confidence at most "
+        f"{loss['mean']:.2%} ({loss['name']}{of}), with 95 % confidence at most "
         f"{loss['bound']:.2%}, on {loss['samples']} samples {how}; --max-loss {100 * search['limit']:g}%"
     )
 

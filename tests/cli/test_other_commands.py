@@ -78,6 +78,8 @@ def test_compare(pair):
     assert failed.exit_code == 3
     assert said(failed.stderr) == "Error: gate failed: nmse 0.25 of output 'y' is above --max-nmse 0.1\n"
     assert json.loads(failed.stdout)["gates"][0]["passed"] is False
+    near = run("compare", pair / "a.onnx", pair / "b.onnx", "--data", pair / "d.npz", "--max-nmse", "0.2499999")
+    assert said(near.stderr).endswith("nmse 0.25 of output 'y' is above --max-nmse 0.2499999\n")
     drawn = run("compare", pair / "a.onnx", pair / "b.onnx", "-q")
     assert (drawn.exit_code, drawn.output) == (0, "")
 

@@ -19,7 +19,7 @@ from onnxgrail.calibration.feeds.kept import ids_of
 from onnxgrail.core import Array
 from onnxgrail.errors import DataError, UsageError
 from onnxgrail.graph.io.model_file import copy
-from onnxgrail.graph.rewrite.rows import trim
+from onnxgrail.graph.rewrite.rows import Trimmed, trim
 from tests.command import run as called
 from tests.oracle import run
 from tests.tiny import ints, tiny
@@ -170,6 +170,11 @@ def test_tables_of_branches_and_of_other_ids_stay() -> None:
         "f = Cast<to=10>(ids)\ni = Cast<to=7>(f)\ny = Gather(table, i)",
     ):
         assert trim(tiny(IDS, body, weights), KEPT, ("ids",), tied=True) == ([], [])
+
+
+def test_a_map_that_takes_more_than_the_rows_did_is_told() -> None:
+    told = Trimmed(table="t", rows_before=44, rows_after=42, bytes_saved=-48, others=1, heads=())
+    assert "42 of 44 rows stay, 48 bytes more, since the map" in str(told)
 
 
 def test_what_goes_is_in_the_report_and_in_the_budgets(place: Path) -> None:

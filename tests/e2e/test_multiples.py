@@ -77,6 +77,14 @@ def test_widths_that_leave_a_block_half_empty_are_noted(block: int, monkeypatch:
     assert not told or f"{odd} of {len(data['blocks'])} narrowed blocks" in told[0]
 
 
+def test_the_only_block_is_noted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "channel_block", lambda: 16)
+    choices = {"unit_ratio": 0.25, "include": "blocks.0.conv", **QUICK}
+    data = onnxgrail.compress(DIGITS.model, data=DIGITS.calibration, **choices).report.data
+    (note,) = (note for note in data["notes"] if "block of convolutions" in note)
+    assert note.startswith("the narrowed block of convolutions is no multiple of 16 channels wide: ")
+
+
 def test_a_constant_of_four_axes_makes_no_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "channel_block", lambda: 16)
     body = "h = MatMul(x, w1)\na = Add(h, b)\nr = Relu(a)\ny = MatMul(r, w2)"

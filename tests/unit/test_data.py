@@ -40,6 +40,12 @@ def test_signature_leaves_out_inputs_with_defaults():
     assert str(signature[0]) == "x float32[N, 3, ?]"
 
 
+def test_several_feeds_have_one_name():
+    feeds = [{"x": rows(1)}] * 3
+    assert read(feeds, OPEN).source == "feeds"
+    assert read(feeds[:1], OPEN).source == "feeds"
+
+
 def test_signature_refuses_sequences():
     text = """<ir_version: 8, opset_import: ["" : 17]>
         g (seq(float[N]) x) => (seq(float[N]) y) { y = Identity(x) }"""

@@ -37,6 +37,9 @@ BLOCK = 64  # samples checked at a time: bounds memory for mapped files
 Source = str | os.PathLike[str] | Mapping[str, Any] | Array | Iterable[Feed]
 
 
+FIRST = ", item 0"  # what `from_feeds` calls the first of several
+
+
 def read_apart(
     source: Source,
     signature: Signature,
@@ -78,7 +81,7 @@ def read_apart(
     seed, samples = sampling.seed, None if sampling.samples is None else max(sampling.samples, fixed)
     limit = None if samples is None else samples + (share_of(samples, fixed) if apart is None else apart)
     given = _parts(source, signature, limit, reading)
-    label = os.fspath(source) if isinstance(source, str | os.PathLike) else given[0].source
+    label = os.fspath(source) if isinstance(source, str | os.PathLike) else given[0].source.removesuffix(FIRST)
     parts = tuple(feed for part in given for feed in unstacked(part, signature))
     notes = [note for part in parts for note in part.notes]
     for part in parts:

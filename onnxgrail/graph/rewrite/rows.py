@@ -49,8 +49,12 @@ class Trimmed:
 
     def __str__(self) -> str:
         """Return a note on the table."""
-        rows = f"{self.table}: {self.rows_after:,} of {self.rows_before:,} rows stay, {self.bytes_saved:,} bytes less"
-        told = f"{rows}; ids that --keep-tokens leaves out are looked up as {self.others}"
+        rows = f"{self.table}: {self.rows_after:,} of {self.rows_before:,} rows stay"
+        if self.bytes_saved < 0:
+            size = f"{-self.bytes_saved:,} bytes more, since the map from ids to rows takes more than the others did"
+        else:
+            size = f"{self.bytes_saved:,} bytes less"
+        told = f"{rows}, {size}; ids that --keep-tokens leaves out are looked up as {self.others}"
         return f"{told}, and the head gives them its lowest value" if self.heads else told
 
 

@@ -136,8 +136,9 @@ def _table(data: Mapping[str, Any]) -> Markup:
         shown = (figures.error(loss["mean"]), figures.error(loss["bound"]), counted(agreement["value"]))
         rows.append((first, *shown, *_costs(point, model)))
     loss = data["points"][0]["loss"]
+    of = f" of output {loss['output']}" if loss["output"] else ""  # a metric judges all outputs
     caption = (
-        f"Loss: {loss['name']} of output {loss['output']} on {figures.plural(loss['samples'], 'sample')}; "
+        f"Loss: {loss['name']}{of} on {figures.plural(loss['samples'], 'sample')}; "
         "at most: its one-sided 95 % upper bound"
     )
     return el("div", table(caption, columns, rows), class_="scroll", role="region", tabindex=0, aria_label="Points")
