@@ -55,6 +55,9 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
+    home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert 'href="site.css"' in home
+    assert (tmp_path / "site" / "site.css").is_file()
     for path in [*(tmp_path / "site").rglob("*.html"), *(tmp_path / "site").rglob("*.css")]:
         found = LOADED.search(path.read_text(encoding="utf-8"))
         assert found is None, f"{path.name}: {found and found[0]}"
