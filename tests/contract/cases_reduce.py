@@ -149,5 +149,5 @@ CASES = [
         opset=21,
         note="scale-from-input",
     ),
-    Case(op="LRN", body="z = LRN<size=3>(h)", frame="maps", units=(), refused="neighbouring channels"),
+    Case(op="LRN", body="z = LRN<size=3>(h)", frame="maps", units=(), refused="neighboring channels"),
 ]

@@ -66,7 +66,7 @@ def correlated(rng: np.random.Generator, count: int, width: int) -> np.ndarray[A
 
 
 def images(count: int = 40, seed: int = 2) -> Arrays:
-    """Feed of `convnet`: neighbouring pixels are alike."""
+    """Feed of `convnet`: neighboring pixels are alike."""
     rng = np.random.default_rng(seed)
     values = rng.standard_normal((count, 3, 8, 8))
     smooth = sum(values[:, :, i : i + 6, j : j + 6] for i in range(3) for j in range(3)) / 3

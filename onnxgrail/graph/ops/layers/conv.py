@@ -56,7 +56,7 @@ def channels_of(site: Site) -> Ints | None:
         if 1 in mark.axes:
             found = site.collapse(mark, 1)
         elif mark.axes != (0,):
-            site.freeze([mark], "a convolution mixes neighbouring positions")
+            site.freeze([mark], "a convolution mixes neighboring positions")
     return found
 
 

@@ -13,7 +13,7 @@ from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
 COMPRESS_FIRST = "its numbers are integers fused into the operator: compress the float model, then quantize it"
-BLOCKED = "it is in ONNX Runtime's own blocked layout: compress the file before optimising it offline"
+BLOCKED = "it is in ONNX Runtime's own blocked layout: compress the file before optimizing it offline"
 NCHWC = "com.microsoft.nchwc"
 ONE_RANGE = "dynamic quantization takes one range over all channels: compress the float model, then quantize it"
 WEIGHTS = {  # op -> operand that holds the weight, axis of its outputs

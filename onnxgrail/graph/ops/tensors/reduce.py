@@ -155,7 +155,7 @@ def narrow_group_normalisation(cut: Cut) -> None:
     cut.recount("num_groups", cut.input_name(0), 1)
 
 
-refused("LRN", why="it mixes neighbouring channels", told="Refuse: it mixes neighboring channels.")
+refused("LRN", why="it mixes neighboring channels", told="Refuse: it mixes neighboring channels.")
 
 
 @rule("Shape", "Size", "NonZero", "Range", "ConstantOfShape", "EyeLike")
