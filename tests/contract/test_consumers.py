@@ -25,6 +25,15 @@ def last(model: ir.Model) -> Consumer:
     return consumers(model, survey_of(model, feed(model)))[-1]
 
 
+@pytest.mark.parametrize(("bias", "known"), [("b", [2.0] * 6), ("x", None)])
+def test_a_bias_inside_is_known_or_the_layer_is_left_out(bias: str, known: list[float] | None) -> None:
+    signature, weights = ROWS
+    body = f"h = MatMul(x, w1)\nr = Relu(h)\ny = Gemm(r, w2, {bias})"
+    model = tiny(signature, body, {**weights, "w2": (8, 6), **({"b": np.float32([2])} if bias == "b" else {})})
+    found = [c for c in consumers(model, survey_of(model, feed(model))) if c.output == "y"]
+    assert [list(c.bias) for c in found] == ([] if known is None else [known])
+
+
 def tensors(model: ir.Model, *names: str) -> list[Array]:
     """Intermediate tensors of a run."""
     more = model.clone()

@@ -13,6 +13,7 @@ import pytest
 
 import onnxgrail
 from onnxgrail.core import Array
+from onnxgrail.graph.fittable.consumers import consumers
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.trace.survey import Ledger
 from tests.contract.cases_quantised import PACKED, WEIGHTS, codes, scales
@@ -164,6 +165,46 @@ def test_biases_follow_scales_that_grew(layer: str, per_channel: bool, tmp_path:
     fused, ran = optimised(slim, given, tmp_path)
     assert ran["QLinearConv"] == (layer == "Conv")
     assert np.abs(fused - run(slim, given)["y"]).max() < 0.11  # a step of the output: ties may round either way
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_the_bias_of_a_layer_is_known_and_shifts_in_its_steps(layer: str, per_channel: bool) -> None:
+    model = chain(layer, per_channel=per_channel)
+    survey = survey_of(model, feed(model))
+    arrays = {v.name: v.const_value.numpy() for v in model.graph.initializers.values()}
+    (found,) = (c for c in consumers(model, survey) if c.value == "v")
+    np.testing.assert_allclose(found.bias, np.broadcast_to(arrays["qb"] * arrays["sb"], 6), rtol=1e-6)
+    assert (found.room, found.inner) == ("bias", True)
+    shift = np.float32([0.1, 0, -0.2, 0.1, 0, 0.3])
+    slim = model.clone()
+    apply(slim.graph, survey, Ledger(dead=np.zeros(survey.ids, dtype=bool), arrays={}, shifts={"d": shift}))
+    assert [node.op_type for node in slim.graph] == [node.op_type for node in model.graph]
+    fresh = {v.name: v.const_value.numpy() for v in slim.graph.initializers.values()}
+    steps = np.broadcast_to(arrays["sb"], 6)
+    told = np.where(steps > 0, shift, 0)
+    np.testing.assert_allclose((fresh["qb"] - arrays["qb"]) * steps, told, atol=0.51 * steps.max())
+
+
+def test_the_fits_of_integer_layers_leave_exact_blocks_alone() -> None:
+    """Their channels are dead, so that every fit can only lose; the bias is as large as the outputs."""
+    weights = {"w": np.zeros((3, 8), np.float32), "sx": scalar(0.02), "px": np.uint8(0)}
+    weights["w"][:, :4] = np.random.default_rng(0).normal(size=(3, 4))
+    weights |= {"q": codes((6, 8)), "sw": scalar(0.01), "qb": 9 * codes((6,), "int32"), "sb": scalar(2e-4)}
+    body = """
+        m = MatMul(x, w)
+        k = Relu(m)
+        a = QuantizeLinear(k, sx, px)
+        b = DequantizeLinear(a, sx, px)
+        v = DequantizeLinear<axis=0>(q, sw)
+        c = DequantizeLinear<axis=0>(qb, sb)
+        y = Gemm<transB=1>(b, v, c)"""
+    model = tiny("float[N,3] x => float[] y", body, weights, recorded=False)
+    x = np.random.default_rng(1).normal(size=(64, 3)).astype(np.float32)
+    result = onnxgrail.compress(model, data={"x": x}, unit_ratio=0.5, round_to=1, compensate="best")
+    (output,) = result.report.data["verification"]["outputs"]
+    assert output["nmse"] < 1e-6
+    assert all(refit["before"] < 1e-6 for refit in result.report.data["refits"])
 
 
 def test_a_bias_of_two_layers_follows_for_one() -> None:

@@ -14,6 +14,7 @@ from onnxgrail.core import Array, Ints
 from onnxgrail.graph.attributes import integers, name_of, number, text
 from onnxgrail.graph.rewrite.holdings import is_compact
 from onnxgrail.graph.rotate.marked import is_cached
+from onnxgrail.graph.stored.find import is_wide
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
 from onnxgrail.graph.trace.survey import Operand, Survey
 
@@ -65,7 +66,7 @@ class Consumer:
         source: the activation it reads; axis: its channel axis.
         output: the activation it computes; made: the channel axis of the output.
         bias: the bias added inside the node or to its output, (o,), zeros if there is none; inner: it is added inside.
-        plain: the output is the product plus a known inner bias, and is not rounded to half precision.
+        plain: the output is the product plus an inner bias, and is not rounded to half precision.
         room: `bias` if there is a bias of its own, `shared` if other nodes read that bias, too, so that a change needs
             a copy, `slot` if the node can take one, `none` if a new node would be needed.
         total: the sum of the output (with bias) and a residual, '' if there is none; residual: the other summand.
@@ -97,8 +98,8 @@ BIASED = ("Conv", "Gemm")  # layers that can have a bias as their third input
 def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
     """Return every matrix and plain convolution with a constant weight, in node order.
 
-    Weights with several readers are left out, since no single output determines them, and weights that the file stores
-    with fewer numbers than they have.
+    Weights with several readers are left out, since no single output determines them, weights that the file stores
+    with fewer numbers than they have, and layers whose inner bias is not known: it would be fitted a second time.
     """
     readers: dict[str, int] = {}
     compact = survey.compact()
@@ -110,7 +111,8 @@ def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
         axes = _axes(node, survey.facts) if operand is not None else None
         single = operand is not None and readers[operand.param] == 1 and operand.param not in compact
         if operand is not None and axes is not None and single:
-            found.append(_consumer(node, position, operand, axes, survey.facts))
+            layer = _consumer(node, position, operand, axes, survey.facts)
+            found += [] if layer is None else [layer]
     return tuple(found)
 
 
@@ -170,14 +172,16 @@ def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
     return (1, 0) if node.op_type == "Conv" and number(node, "group", 1) == 1 else None
 
 
-def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, int], facts: Facts) -> Consumer:
+def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, int], facts: Facts) -> Consumer | None:
     source, output = node.inputs[0], node.outputs[0]
     assert source is not None
     conv, packed = node.op_type == "Conv", node.op_type == "MatMulNBits"
     rank, place = len(facts.shapes[output.name or ""]), 5 if packed else 2
     width = facts.shapes[operand.value][axes[1]]
     within = node.inputs[place] if len(node.inputs) > place else None
-    bias = _constant(within, facts, width)
+    bias = _constant(within, facts, width, spread=True)
+    if within is not None and bias is None:
+        return None
     last, added = (output, None) if len(node.inputs) > place else biased(output, facts, width, conv=conv)
     total, residual = _added(last, facts)
     return Consumer(
@@ -195,17 +199,19 @@ def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, i
         made=1 if conv else rank - 1,
         bias=next((b for b in (bias, added if total else None) if b is not None), np.zeros(width)),
         inner=bias is not None,
-        plain=facts.dtypes[output.name or ""].itemsize > 2 and (bias is not None or within is None) and not packed,
-        room=_room(node, within if bias is not None else None if added is None else _beside(output)),
+        plain=facts.dtypes[output.name or ""].itemsize > 2 and not packed,
+        room=_room(node, within if within is not None else None if added is None else _beside(output), facts),
         total=total,
         residual=residual,
     )
 
 
-def _room(node: ir.Node, bias: ir.Value | None) -> Room:
+def _room(node: ir.Node, bias: ir.Value | None, facts: Facts) -> Room:
     """Return the place of new numbers of a layer's bias, see `Consumer`."""
     if bias is None:
         return "slot" if node.op_type in BIASED else "none"
+    if bias.name in facts.stored and not is_wide(bias):
+        return "none"
     return "bias" if _alone(bias) else "shared"
 
 
@@ -227,12 +233,30 @@ def _window(node: ir.Node, shape: tuple[int, ...]) -> Window:
     return Window(kernel=kernel, strides=strides, dilations=dilations, pads=None if same else sides, first=first)
 
 
-def _constant(value: ir.Value | None, facts: Facts, width: int) -> Array | None:
-    """Return a constant with one number per output channel; None for others."""
+def _constant(value: ir.Value | None, facts: Facts, width: int, *, spread: bool = False) -> Array | None:
+    """Return a constant with one number per output channel; None for others. `spread` repeats a single number."""
     if value is None or value.name not in facts.constants:
         return None
-    array = constant_of(value, value.name, facts)
+    array = _numbers(value, facts)
+    if spread and array is not None and array.size == 1:
+        array = np.broadcast_to(array.ravel(), width)
     return np.asarray(array, dtype=np.float64).ravel() if array is not None and array.size == width else None
+
+
+def _numbers(value: ir.Value, facts: Facts) -> Array | None:
+    """Return the numbers of a constant, decoded if it is quantized; None if they are not known."""
+    name, node = value.name or "", value.producer()
+    stored = facts.stored.get(name)
+    if stored is None or node is None or node.graph is None:
+        return constant_of(value, name, facts)
+    held = node.graph.initializers if isinstance(node.graph, ir.Graph) else {}
+
+    def load(part: str) -> Array:
+        array = constant_of(held.get(part), part, facts)
+        assert array is not None, part
+        return array
+
+    return stored.decode(load)
 
 
 def biased(output: ir.Value, facts: Facts, width: int, *, conv: bool) -> tuple[ir.Value, Array | None]:

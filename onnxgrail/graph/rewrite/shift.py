@@ -9,8 +9,9 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.assign import set_operands
+from onnxgrail.graph.rewrite.assign import own_node, set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
+from onnxgrail.graph.stored.find import is_wide
 from onnxgrail.graph.trace.facts import captures, key
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
@@ -54,12 +55,24 @@ def _inside(
         node.replace_input_with(2, constant(graph, shift, f"{key(node)}/bias"))
     elif old.const_value is not None:
         sweep(graph, set_operands(graph, [(node, 2)], old.const_value.numpy() + shift, captured))
+    elif is_wide(old):
+        _coded(graph, node, old, shift, captured)
     elif computed is not None:
         node.replace_input_with(2, constant(graph, computed + shift, f"{key(node)}/bias"))
         sweep(graph, {old})
     else:
         spatial = len(survey.facts.shapes[key(node)]) - 2 if node.op_type == "Conv" else 0
         _add(graph, node, shift.reshape(-1, *(1,) * spatial))
+
+
+def _coded(graph: ir.Graph, node: ir.Node, old: ir.Value, shift: Array, captured: Collection[str]) -> None:
+    """Add a shift to a bias that is stored in integers: its scale stays, since kernels expect it."""
+    holder = own_node(graph, old, [(node, 2)])
+    codes, scale = (v.const_value.numpy() for v in holder.inputs[:2] if v is not None and v.const_value is not None)
+    step, limits = scale.astype(np.float64).ravel(), np.iinfo(codes.dtype)
+    more = np.divide(shift, step, out=np.zeros(codes.shape), where=step > 0)
+    new = np.clip(np.rint(codes + more), limits.min, limits.max).astype(codes.dtype)
+    sweep(graph, set_operands(graph, [(holder, 0)], new, captured))
 
 
 def _computed(node: ir.Node, place: int, survey: Survey, ledger: Ledger) -> Array | None:

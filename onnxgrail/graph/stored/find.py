@@ -70,6 +70,15 @@ def is_dequantised(node: ir.Node) -> bool:
     return bool(parts_of(node))
 
 
+def is_wide(value: ir.Value) -> bool:
+    """Return True if a value is made of stored integers of 32 bits with stored scales, as the bias of a layer is."""
+    node = value.producer()
+    if node is None or node.op_type != "DequantizeLinear":
+        return False
+    stored = [v.const_value for v in node.inputs[:2] if v is not None]
+    return None not in stored and stored[0] is not None and stored[0].dtype == ir.DataType.INT32
+
+
 def parts_of(node: ir.Node) -> tuple[ir.Value | None, ...]:
     """Return integers, scales and zero points of a node that converts integers to floats; () for other nodes.
 
