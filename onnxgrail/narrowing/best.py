@@ -173,11 +173,14 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]]) -> Record:
     folds = moments(sums.pop(), stage, _side_by_side(stage, originals) if stage.through else None)
     rules = Rules(affine=stage.tasks[0].affine, prior="prior" in recipe.fit, blend="blend" in recipe.fit)
     found = refit(folds, starts, rules)
-    after, report = ledger, []
+    after, report, first = ledger, [], 0
     for task, array, one in zip(stage.tasks, now, found, strict=True):
         fit, clamped, why = fit_in_range(one, slots.largest(array.dtype))
-        after = _written(task, fit, array, after)
-        after = after if run.trial else again(prepared, task, folds, after)
+        written, mine = _written(task, fit, array, after), slice(first, first := first + task.outputs)
+        if fit.alpha is not None and not run.trial:
+            written, lost = again(prepared, task, [fold.outputs(mine) for fold in folds], written, after, array)
+            fit, why = (replace(fit, alpha=None, blend=0.0, after=fit.before), lost) if lost else (fit, why)
+        after = written
         report.append(dataclasses.asdict(_entry(task.consumer, fit, clamped, why)))
     return of_addition(ledger, after, {"refits": report})
 
