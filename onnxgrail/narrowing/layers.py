@@ -64,7 +64,7 @@ class Task:
     @property
     def fresh(self) -> bool:
         """Return True if the fit adds a bias."""
-        return self.affine and self.consumer.room not in ("bias", "shared")
+        return self.affine and self.consumer.room not in ("bias", "shared", "joint")
 
     @property
     def rows(self) -> tuple[object, ...]:
@@ -207,7 +207,8 @@ def has_room(consumer: Consumer, recipe: Recipe, *, lost: tuple[bool, bool] = (F
     """Return True if the bias of a layer may change.
 
     A new node for a bias is allowed only if inputs were lost and no target limits parameters or size. With such a
-    target, a bias that other nodes read changes only if a copy is made anyway, since outputs were lost.
+    target, a bias that other nodes read changes only if a copy is made anyway, since outputs were lost for this layer
+    alone.
 
     Args:
         consumer: the layer.
@@ -215,8 +216,9 @@ def has_room(consumer: Consumer, recipe: Recipe, *, lost: tuple[bool, bool] = (F
         lost: the layer loses inputs, and outputs.
     """
     inputs, outputs = lost
-    if consumer.room in ("bias", "shared"):
-        return consumer.room == "bias" or outputs or not recipe.is_tight
+    if consumer.room in ("bias", "shared", "joint"):
+        own = consumer.room == "bias" or (consumer.room == "shared" and outputs)
+        return own or not recipe.is_tight
     return not recipe.is_tight and (consumer.room == "slot" or inputs)
 
 

@@ -74,6 +74,24 @@ def test_biases_that_an_identity_passes_are_replaced(choices: dict[str, Any], tm
     assert (len(biases) == 3) == ("ratio" in choices)
 
 
+@pytest.mark.parametrize("goal", ["params", "size"])
+@pytest.mark.parametrize("share", [50, 60, 70])
+def test_targets_hold_where_a_bias_is_narrowed_for_many_layers(goal: str, share: int, tmp_path: Path) -> None:
+    """Steps of a recurrent layer, unrolled: each has a weight of its own, as the exporter of torch writes it."""
+    body, sizes, last = [], {"b": (48,), "o": (48, 8)}, "x"
+    for n in range(DEPTH):
+        body += [f"a{n} = Gemm({last}, w{n}, b)", f"c{n} = Tanh(a{n})"]
+        sizes[f"w{n}"], last = (48 if n else 32, 48), f"c{n}"
+        body += [f"s{n} = Add(c{n}, c{n - 1})"] if n else []
+        last = f"s{n}" if n else last
+    path = tmp_path / "m.onnx"
+    signature = "float[N,32] x => float[N,8] y"
+    onnx.save(ir.to_proto(tiny(signature, "\n".join([*body, f"y = MatMul({last}, o)"]), sizes, recorded=False)), path)
+    _, report = small(path, **{f"target_{goal}": f"{share}%"})
+    budget = report["model"]["budget"]
+    assert budget["achieved"] <= budget["limit"]
+
+
 def test_sizes_are_used_up_where_biases_are_shared(shared: Path) -> None:
     for share in range(25, 60, 5):
         size, report = small(shared, target_size=f"{share}%")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from onnxgrail.graph.stored.find import is_wide
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
 from onnxgrail.graph.trace.survey import Operand, Survey
 
-Room = Literal["bias", "shared", "slot", "none"]
+Room = Literal["bias", "shared", "joint", "slot", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,7 +68,8 @@ class Consumer:
         bias: the bias added inside the node or to its output, (o,), zeros if there is none; inner: it is added inside.
         plain: the output is the product plus an inner bias, and is not rounded to half precision.
         room: `bias` if there is a bias of its own, `shared` if other nodes read that bias, too, so that a change needs
-            a copy, `slot` if the node can take one, `none` if a new node would be needed.
+            a copy, `joint` if it loses the same positions for all of them, so that it stays one, `slot` if the node can
+            take one, `none` if a new node would be needed.
         total: the sum of the output (with bias) and a residual, '' if there is none; residual: the other summand.
     """
 
@@ -112,8 +113,21 @@ def consumers(model: ir.Model, survey: Survey) -> tuple[Consumer, ...]:
         single = operand is not None and readers[operand.param] == 1 and operand.param not in compact
         if operand is not None and axes is not None and single:
             layer = _consumer(node, position, operand, axes, survey.facts)
+            if layer is not None and layer.room == "shared" and _joint(node, survey, readers):
+                layer = replace(layer, room="joint")
             found += [] if layer is None else [layer]
     return tuple(found)
+
+
+def _joint(node: ir.Node, survey: Survey, readers: Mapping[str, int]) -> bool:
+    """Return True if others read the bias of a layer as it is narrowed for this layer."""
+    place = 5 if node.op_type == "MatMulNBits" else 2
+    at = key(node), place
+    if len(node.inputs) <= place:
+        (use,) = node.outputs[0].uses()
+        at = key(use.node), 1 - use.idx
+    operand = survey.operands.get(at)
+    return operand is not None and readers[operand.param] > 1
 
 
 def unmarked(model: ir.Model, survey: Survey) -> dict[tuple[str, int], Operand]:
