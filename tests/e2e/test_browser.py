@@ -283,6 +283,18 @@ def test_a_phone_shows_the_summary_first(browser: Any, tmp_path: Path, name: str
     page.close()
 
 
+def test_paper_breaks_no_value_and_has_the_cards_in_one_row(browser: Any, tmp_path: Path) -> None:
+    page = browser.new_page(viewport={"width": 560, "height": 800})
+    page.goto(page_of("curves", tmp_path, tmp_path).as_uri())
+    page.emulate_media(media="print")
+    tops = page.evaluate("[...document.querySelectorAll('.card')].map(c => c.getBoundingClientRect().top)")
+    assert len(tops) == 4
+    assert len(set(tops)) == 1
+    lines = "[...document.querySelectorAll('.verdicts .option')].map(v => v.getClientRects().length)"
+    assert set(page.evaluate(lines)) == {1}
+    page.close()
+
+
 def test_paper_is_light_and_shows_all_sections(browser: Any, tmp_path: Path) -> None:
     page = browser.new_page(viewport=PHONE, color_scheme="dark")
     page.goto(page_of("curves", tmp_path, tmp_path).as_uri())

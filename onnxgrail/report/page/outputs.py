@@ -51,7 +51,7 @@ def _verdicts(found: Sequence[tuple[str, Outputs]]) -> Markup | None:
         (
             join((_named(output, verdict["part"]), el("span", place, class_="sub"))),
             join((verdict["measure"], el("span", f"{verdict['kind']}: {verdict['why']}", class_="sub"))),
-            figures.words(value(verdict)),
+            el("span", figures.words(value(verdict)), class_="option"),
             join((figures.words(extent(verdict)), el("span", figures.words(more(verdict)), class_="sub"))),
         )
         for place, outputs in found
