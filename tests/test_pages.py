@@ -11,11 +11,16 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
-from tests.pages import MARK, ROOT, Example, examples, furnish, run, sections
+from onnxgrail.cli import main
+from tests.pages import MARK, ROOT, Example, commands, examples, furnish, run, sections
 
 DOCS = ROOT / "docs"
+CALL = re.compile(
+    r'\bonnxgrail\.(?:compress|apply|frontier|refine_model)\(\s*"[^"]+",\s*"([^"]+\.onnx)"((?:[^()]|\([^()]*\))*)\)'
+)
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 WHOLE = {
     "quickstart.md",
@@ -69,6 +74,31 @@ def test_every_command_is_run_or_says_why_not(name: str) -> None:
             assert MARK.fullmatch(block.mark), f"{name}, line {block.line}: mark this block (see tests/pages.py)"
     outside = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     assert not re.search(r"^ {4,}(onnxgrail|pip|python) ", outside, re.MULTILINE), "a command outside of a fence"
+
+
+@pytest.mark.parametrize("name", ["README.md", *sorted(PAGES.keys() - {"faq.md"})])  # a question there is read alone
+def test_no_block_writes_a_file_that_one_above_has_written(name: str) -> None:
+    """A reader runs them one after another in one folder."""
+    text = PAGES[name] if name in PAGES else (ROOT / name).read_text(encoding="utf-8")
+    blocks = (block for block in examples(text) if block.mark.startswith("<!-- run"))
+    files = [file for block in blocks for file in written(block)]
+    assert sorted({file for file in files if files.count(file) > 1}) == []
+
+
+def written(block: Example) -> list[str]:
+    """Return the models and reports that a block writes where none may be."""
+    if block.language == "python":
+        return [call[1] for call in CALL.finditer(block.code) if "force=True" not in call[2]]
+    found: list[str] = []
+    for words in commands(block.code):
+        command = main.get_command(click.Context(main), words[1]) if words[0] == "onnxgrail" and words[1:] else None
+        if command is None:
+            continue
+        options, *_ = command.make_parser(click.Context(command)).parse_args(words[2:])
+        if not options.get("force") and not options.get("dry_run"):
+            values = (options.get(key) for key in ("output", "out", "small", "report"))
+            found += [one for value in values for one in (value if isinstance(value, list) else [value]) if one]
+    return [file for file in found if isinstance(file, str)]
 
 
 @pytest.mark.parametrize("name", ["README.md", *PAGES])
