@@ -17,9 +17,7 @@ from onnxgrail.graph.stored.integers import Levels, Load
 from onnxgrail.graph.trace.facts import constant_of
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
-HELD = (
-    2**30
-)  # bytes of a block's weights, converted, up to which they stay in memory; a stream has those of a whole network
+HELD = 2**30  # most bytes of the converted weights of a block that stay in memory; a stream has all of a network
 
 
 def empty(survey: Survey) -> Ledger:
