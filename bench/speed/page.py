@@ -69,8 +69,8 @@ NOTES = """\
 - **Few rows.** If there are at most half as many rows as inputs of a layer, from 1024 inputs on, GRAIL keeps them as
   rows, and products and solves cost in proportion to them; fits to the outputs of the original network (`best`) do so
   up to a quarter. A Llama of 8.6 GB with 256 tokens
-  (`bench/large_model.py`) takes 6.5 minutes with `best` and 4.9 with `grail` (`bench/results/large_model_8g.json`,
-  `large_model_8g_grail.json`).
+  (`bench/large_model.py`) takes 4.9 minutes with `grail`, and 27 with `best`, which also turns and narrows the residual
+  stream (with one thread on a busy machine; `bench/results/large_model_8g_grail.json`, `large_model_8g.json`).
 - **New processors.** OpenBLAS treats a processor that it does not know as an older one: up to 0.3.31, an AMD Zen 5
   as one without AVX-512. `python -m threadpoolctl -i numpy` prints the `architecture` whose kernels it uses. If
   that is older than your processor, name a better one: `OPENBLAS_CORETYPE=SkylakeX onnxgrail ...`. The
