@@ -27,8 +27,7 @@ from onnxgrail.allocation.losses import tells
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.proof import unchanged
-from onnxgrail.calibration.stream.dense import in_parts
-from onnxgrail.calibration.streaming import stream_of
+from onnxgrail.calibration.streaming import in_original
 from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.flatten.branches import folded
 from onnxgrail.graph.io.mapped import keep
@@ -231,17 +230,15 @@ def _measured(prepared: Prepared, found: Rotatable, job: Job) -> _Measured:
     streams = {name: Moments(beside_mean=stream.carries_mean) for name, stream in normed.items()}
     places = [(name, place) for name, some in wanted.items() for place in range(len(some))]
     probes = [(wanted[name][place],) for name, place in places]
-    untouched = weights.empty(prepared.survey)
-    with stream_of(prepared, job.recipe, job.group) as walk:
-        for number, given in in_parts(walk, untouched, probes, job.progress, "rotating", together=PART):
-            if not given:
-                continue
-            (name, place), (own,) = places[number], given
-            if name in normed:
-                norm = normed[name].norms[place]
-                streams[name].add(unnormed(own, norm.gain, norm.shift))
-            else:
-                sums[name][place] = own
+    for number, given in in_original(prepared, job, probes, "rotating", together=PART):
+        if not given:
+            continue
+        (name, place), (own,) = places[number], given
+        if name in normed:
+            norm = normed[name].norms[place]
+            streams[name].add(unnormed(own, norm.gain, norm.shift))
+        else:
+            sums[name][place] = own
     return _Measured({name: [some[place] for place in sorted(some)] for name, some in sums.items()}, streams)
 
 

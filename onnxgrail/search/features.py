@@ -18,13 +18,14 @@ from onnxgrail.search.kernels import Measured
 
 MOVES = "moves"
 BLOCKED, PLAIN = "blocked", "plain"  # layouts of a convolution's channels
+WHOLE, PART = "whole", "part"  # channels of a conversion: whole blocks, or some in a part of one, which is slower
 ALIGNED = 4  # ONNX Runtime converts only multiples of this many channels to blocks
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})  # only whole blocks stay blocks
 
 Kind = tuple[str, ...]
 """Operator of a node, for a convolution also its form, and for both convolutions and pools their layout.
 
-(MOVES,) if a kernel converts a tensor.
+(MOVES, channels) if a kernel converts a tensor.
 """
 Place = tuple[str, bool]
 """Key of a node, and True if a kernel converts its output."""
@@ -42,7 +43,7 @@ class Sample:
     @property
     def place(self) -> Place:
         """Return the place of the kernel in the graph."""
-        return key(self.node), self.kind == (MOVES,)
+        return key(self.node), self.kind[0] == MOVES
 
 
 class Features:
@@ -60,7 +61,7 @@ class Features:
             for name, ms in times.items():
                 node = self._nodes.get(name)
                 if node is not None:
-                    kind = (MOVES,) if moved else self._kind(node, blocked=name in measured.blocked)
+                    kind = self._move(node, dead) if moved else self._kind(node, blocked=name in measured.blocked)
                     found.append(Sample(node, kind, self.of(node, kind, dead), ms))
         return found
 
@@ -83,6 +84,8 @@ class Features:
             kind: its kind at full widths, which tells all but the layout.
             dead: (ids,) mask of removed units; None for full widths.
         """
+        if kind[0] == MOVES:
+            return self._move(node, dead)
         if kind[-1] not in (BLOCKED, PLAIN):
             return kind
         taken = self._channels(node, dead)
@@ -94,7 +97,7 @@ class Features:
         """Return (3,) features of a node without the dead units."""
         blocked = kind[-1] == BLOCKED
         written = self._bytes(node.outputs, dead, blocked=blocked)
-        if kind == (MOVES,):
+        if kind[0] == MOVES:
             return np.array([1.0, 0.0, written])
         padded = blocked and node.op_type in counting.CONVOLUTIONS
         macs = counting.node_macs(node, self._survey, dead) * (self._padding(node, dead) if padded else 1.0)
@@ -119,6 +122,11 @@ class Features:
         value = node.inputs[0]
         readers = 1 if value is None else sum(use.node.op_type in counting.CONVOLUTIONS for use in value.uses())
         return self._bytes([value], dead, blocked=False) / max(1, readers)  # converted once for all of them
+
+    def _move(self, node: ir.Node, dead: Bools | None) -> Kind:
+        """Return the kind of a kernel that converts what a node computes."""
+        made = math.prod(self._shape(node.outputs[0], dead)[1:2])
+        return MOVES, PART if made % self._block else WHOLE
 
     def _direct(self, node: ir.Node, kind: Kind, dead: Bools | None) -> bool:
         """Return True if a convolution reads so few channels that it does so without blocks."""

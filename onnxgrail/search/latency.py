@@ -16,7 +16,7 @@ from onnxgrail.core import Block, Bools, Floats, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Meter, Part
 from onnxgrail.machine.job import Job
-from onnxgrail.search.features import MOVES, Features, Kind, Place, Sample
+from onnxgrail.search.features import MOVES, PART, Features, Kind, Place, Sample
 from onnxgrail.search.kernels import KERNELS, Kernels, measured_kernels
 
 SLOWER = 0.95  # speed relative to the original from which a result counts as slower
@@ -127,12 +127,13 @@ class _Saved:
 
 
 def _pace(samples: Sequence[Sample]) -> float:
-    """Return milliseconds per byte to convert, as fast as measured conversions, else as nodes that only read and write.
+    """Return milliseconds per byte to convert a part of a block.
 
-    0 if there are neither.
+    That is the time of measured conversions, of a part if there are some, or else of nodes that only read and write; 0
+    if there are neither.
     """
-    moves = [sample for sample in samples if sample.kind == (MOVES,)]
-    plain = moves or [sample for sample in samples if not sample.features[1]]
+    moves = [sample for sample in samples if sample.kind[0] == MOVES]
+    plain = [s for s in moves if s.kind[1] == PART] or moves or [s for s in samples if not s.features[1]]
     both = 1 if moves else 2  # nodes count what they read, too
     return both * sum(sample.ms for sample in plain) / max(1.0, sum(float(sample.features[-1]) for sample in plain))
 

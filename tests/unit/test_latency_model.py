@@ -144,6 +144,21 @@ def test_a_convolution_that_reads_fewer_channels_than_a_block_takes_a_conversion
     assert costs[1] - costs[0] == pytest.approx(7 / 16, rel=0.2)  # once for both convolutions that read it
 
 
+def test_conversions_of_a_part_of_a_block_are_as_slow_as_measured() -> None:
+    body = "a = Conv<pads=[1,1,1,1]>(x, u)\nr = PRelu(a, s)\ny = Conv<pads=[1,1,1,1]>(r, v)"
+    arrays = {"u": (32, 8, 3, 3), "s": (32, 1, 1), "v": (8, 32, 3, 3)}
+    prepared = prepared_of(tiny("float[N,8,16,16] x => float[] y", body, arrays))
+    block = prepared.survey.blocks[0].name
+    times = {32: 4.0, 24: 3.0, 15: 9.0}  # of the conversion of what the first convolution makes
+    measured = [
+        dataclasses.replace(fake(prepared, {block: width}, blocked=("a", "y")), moves={"a": ms})
+        for width, ms in times.items()
+    ]
+    cost = latency_measure(prepared, Kernels(measured=tuple(measured), block=BLOCK))
+    assert cost({block: 16}) < cost({block: 24}) < cost({})
+    assert cost({block: 20}) > cost({})
+
+
 def test_stored_kernels_give_the_same_cost() -> None:
     prepared = prepared_of(mlp(2, 64, features=32))
     kernels = Kernels(measured=(fake(prepared, {}), fake(prepared, halves(prepared), ("a",))), block=BLOCK, note="n")
