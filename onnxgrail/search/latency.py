@@ -19,7 +19,8 @@ from onnxgrail.machine.job import Job
 from onnxgrail.search.features import MOVES, PART, Features, Kind, Place, Sample
 from onnxgrail.search.kernels import KERNELS, Kernels, measured_kernels
 
-SLOWER = 0.95  # speed relative to the original from which a result counts as slower
+SLOWER = 0.95  # speed relative to the float form from which fewer bits count as slower
+REFUSED = 0.98  # speed relative to the original from which a result is refused
 AGAIN = 3  # times that it must be measured as slower: other work on the machine can slow one session down for a while
 
 
@@ -66,7 +67,7 @@ def slower(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Times | None:
     for _ in range(AGAIN):
         times = latencies((prepared.given, slim), prepared, recipe)
         after = None if times is None else times[1]
-        if after is None or after.interval is None or after.interval[1] >= SLOWER:
+        if after is None or after.interval is None or after.interval[1] >= REFUSED:
             return None
     return after
 
