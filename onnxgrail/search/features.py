@@ -49,10 +49,18 @@ class Sample:
 class Features:
     """The features of nodes without some units: 1, multiply-accumulates, bytes read and written."""
 
-    def __init__(self, prepared: Prepared, block: int) -> None:
-        """Prepare the features of a model on a machine with this many channels per block."""
-        self._survey, self._block = prepared.survey, block
+    def __init__(self, prepared: Prepared, block: int, full: Measured) -> None:
+        """Prepare the features of a model.
+
+        Args:
+            prepared: the model.
+            block: channels per block on this machine.
+            full: its kernels at full widths.
+        """
+        self._survey, self._block, self._converted = prepared.survey, block, full.moves
         self._nodes = {key(node): node for node in prepared.model.graph}
+        known = [node for node in prepared.model.graph if key(node) in full.work]
+        self._full = {key(node): self._kind(node, blocked=key(node) in full.blocked) for node in known}
 
     def samples(self, measured: Measured) -> list[Sample]:
         """Return the kernels at some widths, with their features there."""
@@ -114,14 +122,33 @@ class Features:
         """
         if full[-1] != BLOCKED:
             return 0.0
-        if self.kind_at(node, full, dead) != full:  # the next convolution has blocks again
-            back = node.op_type not in POOLS or self._channels(node, dead) % ALIGNED == 0
-            return self._bytes([*node.inputs[:1], *(node.outputs[:1] if back else ())], dead, blocked=False)
-        if not self._direct(node, full, dead) or self._direct(node, full, None):
+        changed = self.kind_at(node, full, dead) != full
+        if not changed and (self._direct(node, full, None) or not self._direct(node, full, dead)):
             return 0.0
         value = node.inputs[0]
         readers = 1 if value is None else sum(use.node.op_type in counting.CONVOLUTIONS for use in value.uses())
-        return self._bytes([value], dead, blocked=False) / max(1, readers)  # converted once for all of them
+        read = self._bytes([value], dead, blocked=False) / max(1, readers)  # converted once for all of them
+        back = changed and node.op_type in POOLS and self._channels(node, dead) % ALIGNED == 0
+        made = self._bytes(node.outputs[:1], dead, blocked=False)  # the next convolution has blocks again
+        return (read if self._meets_blocks(node, dead) else 0.0) + (made if back else 0.0)
+
+    def _meets_blocks(self, node: ir.Node, dead: Bools) -> bool:
+        """Return True if what a node reads is in blocks without the dead units, and not converted at full widths."""
+        value, maker = node.inputs[0], self.maker(node)
+        direct = value.producer() if value is not None else None
+        if maker is None or direct is None or key(direct) in self._converted:
+            return False
+        full = self._full[key(maker)]
+        return full[-1] == BLOCKED and self.kind_at(maker, full, dead) == full
+
+    def maker(self, node: ir.Node) -> ir.Node | None:
+        """Return the convolution or pool whose result a node reads, maybe after nodes of other kinds."""
+        value = node.inputs[0] if node.inputs else None
+        while value is not None and (found := value.producer()) is not None:
+            if self._full.get(key(found), (MOVES,))[-1] in (BLOCKED, PLAIN):
+                return found
+            value = found.inputs[0] if found.inputs else None
+        return None
 
     def _move(self, node: ir.Node, dead: Bools | None) -> Kind:
         """Return the kind of a kernel that converts what a node computes."""

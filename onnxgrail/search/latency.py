@@ -84,14 +84,16 @@ def latency_measure(prepared: Prepared, kernels: Kernels) -> Measure:
         prepared: the model.
         kernels: measured on it, not empty.
     """
-    features = Features(prepared, kernels.block)
+    full = kernels.measured[0]
+    features = Features(prepared, kernels.block, full)
     samples = [sample for one in kernels.measured for sample in features.samples(one) if sample.ms > 0]
     laws, pace = _laws(samples), _pace(samples)
-    full = kernels.measured[0]
     groups: dict[tuple[int, ...], list[_Term]] = defaultdict(list)
     owner = counting.owners(prepared.survey)
     for sample in features.samples(full):
-        blocks = tuple(sorted(counting.owned(owner, counting.units_at(sample.node, prepared.survey))))
+        near = [node for node in (sample.node, features.maker(sample.node)) if node is not None]
+        units = [some for node in near for some in counting.units_at(node, prepared.survey)]
+        blocks = tuple(sorted(counting.owned(owner, units)))
         if blocks and sample.ms > 0:
             of = laws[sample.place]
             known = features.kind_at(sample.node, sample.kind, None) == sample.kind

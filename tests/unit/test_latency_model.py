@@ -135,13 +135,28 @@ def test_a_convolution_that_reads_fewer_channels_than_a_block_takes_a_conversion
     prepared = prepared_of(tiny("float[N,8,16,16] x => float[] y, float[] z", body, arrays))
     block = prepared.survey.blocks[0].name
     costs = []
-    for ms in (0.0, 1.0):  # of a kernel that converts 16 channels
+    for ms in (0.0, 1.0):  # of a kernel that converts 8 channels
         measured = [fake(prepared, widths, blocked=("a", "y", "z")) for widths in ({}, {block: 8})]
-        measured[0] = dataclasses.replace(measured[0], moves={"r": ms})
+        measured[0] = dataclasses.replace(measured[0], moves={"y": ms})
         cost = latency_measure(prepared, Kernels(measured=tuple(measured), block=BLOCK))
         assert cost({block: 8}) < cost({})
         costs.append(cost({block: 7}) - cost({block: 8}))
-    assert costs[1] - costs[0] == pytest.approx(7 / 16, rel=0.2)  # once for both convolutions that read it
+    assert costs[1] - costs[0] == pytest.approx(7 / 8, rel=0.2)  # once for both convolutions that read it
+
+
+def test_convolutions_in_a_row_without_blocks_take_no_conversions() -> None:
+    body = "a = Conv(x, u)\nb = Conv(a, v)\nc = Conv(b, w)\ny = Conv(c, e)"
+    arrays = {"u": (32, 8, 3, 3), "v": (32, 32, 1, 1), "w": (32, 32, 1, 1), "e": (8, 32, 1, 1)}
+    prepared = prepared_of(tiny("float[N,8,16,16] x => float[] y", body, arrays))
+    first, second, third = (block.name for block in prepared.survey.blocks)
+    costs = []
+    for ms in (0.0, 1.0):  # of a kernel that converts 8 channels
+        full = dataclasses.replace(fake(prepared, {}, blocked=("a", "b", "c", "y")), moves={"y": ms})
+        costs.append(latency_measure(prepared, Kernels(measured=(full,), block=BLOCK)))
+    size = 1 / 8  # of a channel, as a share of what is converted
+    for widths, converted in (({first: 30}, 1), ({first: 30, second: 30}, 1), ({first: 30, third: 30}, 2)):
+        more = costs[1](widths) - costs[0](widths)
+        assert more == pytest.approx(30 * size * converted, rel=0.2)
 
 
 def test_conversions_of_a_part_of_a_block_are_as_slow_as_measured() -> None:
