@@ -73,7 +73,8 @@ def known(
         return dense.load(files.read, blocks, prepared.model, prepared.batches)
     if files.write is None and not shared:
         return None
-    pairs = measured(prepared, blocks, job.recipe, together=together, progress=job.progress, group=job.group)
+    order = sorted(blocks, key=lambda block: block.span[0])
+    pairs = measured(prepared, order, job.recipe, together=together, progress=job.progress, group=job.group)
     found = {block.name: stats for block, stats in pairs}
     if files.write is not None and job.first:
         dense.save(files.write, found, blocks, prepared.model, prepared.batches)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import in_parts
+from onnxgrail.calibration.stream.probing import names
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Probe, Recipe, Stats
 from onnxgrail.graph.rewrite import weights
@@ -29,7 +30,12 @@ def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share:
 def in_original(
     prepared: Prepared, job: Job, wanted: Sequence[Sequence[Probe]], told: str, *, together: int
 ) -> Iterator[tuple[int, tuple[Stats, ...]]]:
-    """Yield the numbers of groups of probes with their statistics in the original model, as `in_parts` does."""
+    """Yield the numbers of groups of probes with their statistics in the original model, in the order of the network.
+
+    Arguments as in `in_parts`.
+    """
     untouched = weights.empty(prepared.survey)
     with stream_of(prepared, job.recipe, job.group) as stream:
-        yield from in_parts(stream, untouched, wanted, job.progress, told, together=together)
+        order = sorted(range(len(wanted)), key=lambda number: stream.index.span(names(wanted[number])))
+        found = in_parts(stream, untouched, [wanted[n] for n in order], job.progress, told, together=together)
+        yield from ((order[place], stats) for place, stats in found)

@@ -17,7 +17,7 @@ from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Array, Block, Probe, Reducer, View
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.models import load
-from onnxgrail.narrowing import best, rotation
+from onnxgrail.narrowing import best, rotation, searching
 from tests.oracle import run
 from tests.prenorm import HIDDEN, VOCABULARY, WIDTH, prenorm
 from tests.tiny import numbers, tiny
@@ -196,6 +196,20 @@ def test_a_model_in_files_is_never_run_or_read_as_a_whole(
     assert kept[0] is kept[0]
     one, two = (run(result.model, {"ids": ids["ids"][:3]})["y"] for result in results)
     np.testing.assert_allclose(one, two, atol=1e-3 * np.abs(two).max())
+
+
+def test_a_search_finds_the_same_widths_for_a_model_in_files(
+    tmp_path: Path, ids: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = tmp_path / "apart.onnx"
+    ir.save(prenorm(depth=3), apart, external_data="apart.data")
+    monkeypatch.setattr(searching, "TOGETHER", 1)  # so that blocks are measured one after another
+    kept = []
+    for given in (apart, prenorm(depth=3)):
+        result = onnxgrail.compress(given, data=ids, ratio=0.4)
+        kept.append({block["name"]: block["kept"] for block in result.report.data["blocks"]})
+    assert kept[0] == kept[1]
+    assert len(set(kept[0].values())) > 1
 
 
 def with_a_table() -> ir.Model:

@@ -55,31 +55,25 @@ def in_parts(
     """Yield the numbers of groups of probes with their statistics in the original model, a part of them at a time.
 
     A caller that releases the statistics of each part needs no more memory than `together` bytes.  Weights in files may
-    be too large to be read at once: then every group is a part, in the order of the network, and runs only the nodes
-    that follow the part before.  If several processes share the work, only the first process gets statistics; the
-    others get empty tuples.
+    be too large to be read at once: then every group is a part, and runs only nodes that no later part needs again.  If
+    several processes share the work, only the first process gets statistics; the others get empty tuples.
 
     Args:
         stream: at its start.
         untouched: no decisions.
-        wanted: groups of probes.
+        wanted: groups of probes, best in the order of the network.
         progress: is told about every batch of a part, under the name `told`.
         told: as above.
         together: bytes of second moments that are added up at once; a single group may take more.
     """
-    order: Sequence[int] = range(len(wanted))
     limits: Sequence[int | None] = [None] * len(wanted)
     if stream.heavy:
-        spans = [stream.index.span(probing.names(some)) for some in wanted]
-        order, together = sorted(order, key=lambda number: spans[number][::-1]), 0
-        firsts = [spans[number][0] for number in order]
-        limits = [*reversed([*itertools.accumulate(reversed(firsts[1:]), min)]), None]
-    parts = grouped(order, lambda number: sum(8 * probe.numbers for probe in wanted[number]), together)
+        firsts = [stream.index.span(probing.names(some))[0] for some in wanted]
+        limits, together = [*reversed([*itertools.accumulate(reversed(firsts[1:]), min)]), None], 0
+    parts = grouped(range(len(wanted)), lambda number: sum(8 * p.numbers for p in wanted[number]), together)
     tick = ticking(progress, told, len(parts) * len(stream.masks))
-    done = 0
     for part in parts:
-        done += len(part)
-        found = stream.measure([p for number in part for p in wanted[number]], untouched, tick, limits[done - 1])
+        found = stream.measure([p for number in part for p in wanted[number]], untouched, tick, limits[part[-1]])
         yield from zip(part, by_block([wanted[number] for number in part], found), strict=True)
 
 
