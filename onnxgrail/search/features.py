@@ -61,6 +61,8 @@ class Features:
         self._nodes = {key(node): node for node in prepared.model.graph}
         known = [node for node in prepared.model.graph if key(node) in full.work]
         self._full = {key(node): self._kind(node, blocked=key(node) in full.blocked) for node in known}
+        blocked = [node for node in known if self._full[key(node)][-1] == BLOCKED]
+        self._makers = {key(node): self._maker(node) for node in blocked}
 
     def samples(self, measured: Measured) -> list[Sample]:
         """Return the kernels at some widths, with their features there."""
@@ -134,16 +136,21 @@ class Features:
 
     def _meets_blocks(self, node: ir.Node, dead: Bools) -> bool:
         """Return True if what a node reads is in blocks without the dead units, and not converted at full widths."""
-        value, maker = node.inputs[0], self.maker(node)
+        value, maker = node.inputs[0], self._makers.get(key(node))
         direct = value.producer() if value is not None else None
         if maker is None or direct is None or key(direct) in self._converted:
             return False
         full = self._full[key(maker)]
         return full[-1] == BLOCKED and self.kind_at(maker, full, dead) == full
 
-    def maker(self, node: ir.Node) -> ir.Node | None:
+    def near(self, node: ir.Node) -> list[ir.Node]:
+        """Return the nodes whose channels decide the layout of a node: itself, and what it reads."""
+        maker = self._makers.get(key(node))
+        return [node] if maker is None else [node, maker]
+
+    def _maker(self, node: ir.Node) -> ir.Node | None:
         """Return the convolution or pool whose result a node reads, maybe after nodes of other kinds."""
-        value = node.inputs[0] if node.inputs else None
+        value = node.inputs[0]
         while value is not None and (found := value.producer()) is not None:
             if self._full.get(key(found), (MOVES,))[-1] in (BLOCKED, PLAIN):
                 return found

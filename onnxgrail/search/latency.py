@@ -91,8 +91,7 @@ def latency_measure(prepared: Prepared, kernels: Kernels) -> Measure:
     groups: dict[tuple[int, ...], list[_Term]] = defaultdict(list)
     owner = counting.owners(prepared.survey)
     for sample in features.samples(full):
-        near = [node for node in (sample.node, features.maker(sample.node)) if node is not None]
-        units = [some for node in near for some in counting.units_at(node, prepared.survey)]
+        units = [some for node in features.near(sample.node) for some in counting.units_at(node, prepared.survey)]
         blocks = tuple(sorted(counting.owned(owner, units)))
         if blocks and sample.ms > 0:
             of = laws[sample.place]
