@@ -316,7 +316,7 @@ def test_fitted_weights_of_a_quantized_file_are_rounded_with_carried_errors(
     given |= {"quantize": "none", "ratio": None, "unit_ratio": 0.1, "blocks": ("conv", "mlp")}
     report = onnxgrail.compress(source, tmp_path / "carried.onnx", **given).report.data
     assert any(layer["alpha"] is not None for layer in report["refits"])
-    monkeypatch.setattr(best, "again", lambda prepared, task, folds, ledger: ledger)
+    monkeypatch.setattr(best, "again", lambda prepared, task, folds, ledger, before, start: (ledger, ""))
     onnxgrail.compress(source, tmp_path / "nearest.onnx", **given)
     with np.load(embedded.heldout) as held:
         feed = {key: held[key][:200] for key in held.files if key != "labels"}

@@ -12,10 +12,9 @@ import pytest
 
 import onnxgrail
 from onnxgrail.algebra.fit.compensate import grail
-from onnxgrail.calibration.stream import ways
+from onnxgrail.calibration.stream import stream, ways
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Array, Block, Probe, Reducer, View
-from onnxgrail.graph.io import mapped
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.models import load
 from onnxgrail.narrowing import best, rotation, searching
@@ -165,14 +164,10 @@ def test_second_moments_are_measured_in_parts_that_fit(
     assert apart.read_bytes() == whole.read_bytes()
 
 
-def test_a_model_in_files_is_never_run_or_read_as_a_whole(
-    tmp_path: Path, ids: dict[str, Array], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_model_is_never_run_or_read_as_a_whole(ids: dict[str, Array], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights may not fit into memory: second moments are measured with the nodes of one layer at a time."""
-    apart, whole = tmp_path / "apart.onnx", tmp_path / "whole.onnx"
-    ir.save(prenorm(depth=6), apart, external_data="apart.data")
-    results, held = [], []
     nodes: list[int] = []
+    held: list[tuple[str, Any]] = []
     cut, read = ways.cut, weights.read
 
     def counted(*args: Any) -> ir.Model:
@@ -185,28 +180,25 @@ def test_a_model_in_files_is_never_run_or_read_as_a_whole(
         held.append((block.kind, channels))
         return channels
 
+    whole = onnxgrail.compress(prenorm(depth=6), data=ids, unit_ratio=0.4)
     monkeypatch.setattr(ways, "cut", counted)
     monkeypatch.setattr(weights, "read", reading)
     monkeypatch.setattr(weights, "HELD", 8 * 3 * WIDTH * HIDDEN)
-    for given in (apart, prenorm(depth=6)):
-        results.append(onnxgrail.compress(given, whole, data=ids, unit_ratio=0.4, force=True))
-        if given is apart:
-            assert max(nodes) < len(prenorm(depth=6).graph) / 3
-    (lazy,) = [channels for kind, channels in held if kind == "stream"][:1]
+    monkeypatch.setattr(stream, "MUCH", 0)
+    large = onnxgrail.compress(prenorm(depth=6), data=ids, unit_ratio=0.4)
+    assert max(nodes) < len(prenorm(depth=6).graph) / 3
+    lazy = next(channels for kind, channels in held if kind == "stream")
     assert lazy[0] is not lazy[0]
-    (kept,) = [channels for kind, channels in held if kind == "mlp"][:1]
+    kept = next(channels for kind, channels in held if kind == "mlp")
     assert kept[0] is kept[0]
-    one, two = (run(result.model, {"ids": ids["ids"][:3]})["y"] for result in results)
-    np.testing.assert_allclose(one, two, atol=1e-3 * np.abs(two).max())
+    one, two = (run(result.model, {"ids": ids["ids"][:3]})["y"] for result in (whole, large))
+    np.testing.assert_allclose(two, one, atol=1e-3 * np.abs(one).max())
 
 
-def test_a_search_finds_the_same_losses_of_blocks_for_a_model_in_files(
-    tmp_path: Path, ids: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+def test_a_search_finds_the_same_losses_of_blocks_for_a_large_model(
+    ids: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apart = tmp_path / "apart.onnx"
-    ir.save(prenorm(depth=3), apart, external_data="apart.data")
     monkeypatch.setattr(searching, "TOGETHER", 1)  # so that blocks are measured one after another
-    monkeypatch.setattr(mapped, "LARGE", 1)
     found: list[dict[str, tuple[float, ...]]] = []
     alone = trials._alone
 
@@ -216,8 +208,9 @@ def test_a_search_finds_the_same_losses_of_blocks_for_a_model_in_files(
         return some
 
     monkeypatch.setattr(trials, "_alone", harms)
-    for given in (apart, prenorm(depth=3)):
-        onnxgrail.compress(given, data=ids, ratio=0.4)
+    for much in (stream.MUCH, 0):
+        monkeypatch.setattr(stream, "MUCH", much)
+        onnxgrail.compress(prenorm(depth=3), data=ids, ratio=0.4)
     assert found[0].keys() == found[1].keys()
     for block, losses in found[0].items():
         np.testing.assert_allclose(losses, found[1][block], rtol=1e-2, atol=1e-4)

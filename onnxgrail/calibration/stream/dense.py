@@ -54,8 +54,8 @@ def in_parts(
 ) -> Iterator[tuple[int, tuple[Stats, ...]]]:
     """Yield the numbers of groups of probes with their statistics in the original model, a part of them at a time.
 
-    A caller that releases the statistics of each part needs no more memory than `together` bytes.  Weights in files may
-    be too large to be read at once: then every group is a part, and runs only nodes that no later part needs again.  If
+    A caller that releases the statistics of each part needs no more memory than `together` bytes.  Where there are too
+    many weights to read them at once, every group is a part, and runs only nodes that no later part needs again.  If
     several processes share the work, only the first process gets statistics; the others get empty tuples.
 
     Args:

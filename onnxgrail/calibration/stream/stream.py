@@ -32,12 +32,13 @@ from onnxgrail.graph.cost.counting import effort
 from onnxgrail.graph.cuts.live import lives
 from onnxgrail.graph.cuts.reach import Cone, Validity, cone
 from onnxgrail.graph.cuts.segment import index_of
-from onnxgrail.graph.io.mapped import in_files
+from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.group.sums import SOLO, Group, Shard, shard_of
 from onnxgrail.machine.progress import Tick
 
 ABSENT = np.empty(0)  # placeholder in the cache for a tensor of a branch that a batch does not take
+MUCH = 2**28  # bytes of weights that one run of the whole network may read: a session can take four times that
 KEPT = 2**28  # bytes of measured activations, over all processes, that stay cached
 
 
@@ -71,7 +72,7 @@ class Stream:
         self._lane = lane_of(providers) if lane is None else lane
         self._probed = probing.Network(model, survey, self._lane)
         self._lives = lives(model, survey.facts, effort(model, survey))
-        self.index, self.heavy = index_of(model.graph), bool(in_files(model))  # weights in files are read as needed
+        self.index, self.heavy = index_of(model.graph), weight_bytes(model) > MUCH
         self.position = 0  # of the first node after the cut
         self.shard = shard_of(group, len(feeds))
         taken = [prepared.routes.get(feeds[n], survey.facts.taken) for n in self.shard.numbers]
