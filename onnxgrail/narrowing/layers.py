@@ -64,7 +64,7 @@ class Task:
     @property
     def fresh(self) -> bool:
         """Return True if the fit adds a bias."""
-        return self.affine and self.consumer.room not in ("bias", "shared", "joint")
+        return self.affine and not self.consumer.has_bias
 
     @property
     def rows(self) -> tuple[object, ...]:
@@ -216,7 +216,7 @@ def has_room(consumer: Consumer, recipe: Recipe, *, lost: tuple[bool, bool] = (F
         lost: the layer loses inputs, and outputs.
     """
     inputs, outputs = lost
-    if consumer.room in ("bias", "shared", "joint"):
+    if consumer.has_bias:
         own = consumer.room == "bias" or (consumer.room == "shared" and outputs)
         return own or not recipe.is_tight
     return not recipe.is_tight and (consumer.room == "slot" or inputs)

@@ -114,25 +114,30 @@ class Features:
         read = self._bytes(node.inputs, dead, blocked=blocked) + self._constants(node, dead)
         return np.array([1.0, macs, written + read])
 
-    def moved(self, node: ir.Node, full: Kind, dead: Bools) -> float:
+    def moved(self, node: ir.Node, full: Kind, laid: Kind, dead: Bools) -> float:
         """Return the bytes that are converted for a node because its layout is no longer that of its neighbors.
 
         Args:
             node: the node.
             full: its kind at full widths.
+            laid: its kind without the dead units.
             dead: (ids,) mask of removed units.
         """
-        if full[-1] != BLOCKED:
+        same = laid == full
+        if full[-1] != BLOCKED or (same and not self._narrowed_to_part(node, full, dead)):
             return 0.0
-        changed = self.kind_at(node, full, dead) != full
-        if not changed and (self._direct(node, full, None) or not self._direct(node, full, dead)):
-            return 0.0
-        value = node.inputs[0]
-        readers = 1 if value is None else sum(use.node.op_type in counting.CONVOLUTIONS for use in value.uses())
-        read = self._bytes([value], dead, blocked=False) / max(1, readers)  # converted once for all of them
-        back = changed and node.op_type in POOLS and self._channels(node, dead) % ALIGNED == 0
-        made = self._bytes(node.outputs[:1], dead, blocked=False)  # the next convolution has blocks again
-        return (read if self._meets_blocks(node, dead) else 0.0) + (made if back else 0.0)
+        total = 0.0
+        if self._meets_blocks(node, dead):
+            value = node.inputs[0]
+            readers = 1 if value is None else sum(use.node.op_type in counting.CONVOLUTIONS for use in value.uses())
+            total += self._bytes([value], dead, blocked=False) / max(1, readers)  # converted once for all of them
+        if not same and node.op_type in POOLS and self._channels(node, dead) % ALIGNED == 0:
+            total += self._bytes(node.outputs[:1], dead, blocked=False)  # the next convolution has blocks again
+        return total
+
+    def _narrowed_to_part(self, node: ir.Node, kind: Kind, dead: Bools) -> bool:
+        """Return True if a convolution reads fewer channels than a block without the dead units, and only then."""
+        return self._direct(node, kind, dead) and not self._direct(node, kind, None)
 
     def _meets_blocks(self, node: ir.Node, dead: Bools) -> bool:
         """Return True if what a node reads is in blocks without the dead units, and not converted at full widths."""

@@ -124,7 +124,8 @@ class _Saved:
         node, full = term.full.node, term.full.kind
         laid = self.features.kind_at(node, full, dead)
         kind = laid if laid in term.laws else full
-        left = term.laws[kind] @ self.features.of(node, kind, dead) + self.pace * self.features.moved(node, full, dead)
+        left = term.laws[kind] @ self.features.of(node, kind, dead)
+        left += self.pace * self.features.moved(node, full, laid, dead)
         return float(term.laws[full] @ term.full.features - left)  # exactly 0 at full widths
 
 

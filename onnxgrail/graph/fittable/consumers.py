@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Ints
 from onnxgrail.graph.attributes import integers, name_of, number, text
 from onnxgrail.graph.rewrite.holdings import is_compact
+from onnxgrail.graph.rewrite.weights import loading
 from onnxgrail.graph.rotate.marked import is_cached
 from onnxgrail.graph.stored.find import is_wide
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
@@ -91,6 +92,11 @@ class Consumer:
     room: Room
     total: str
     residual: str
+
+    @property
+    def has_bias(self) -> bool:
+        """Return True if it has a bias whose numbers can change."""
+        return self.room in ("bias", "shared", "joint")
 
 
 BIASED = ("Conv", "Gemm")  # layers that can have a bias as their third input
@@ -264,13 +270,7 @@ def _numbers(value: ir.Value, facts: Facts) -> Array | None:
     if stored is None or node is None or node.graph is None:
         return constant_of(value, name, facts)
     held = node.graph.initializers if isinstance(node.graph, ir.Graph) else {}
-
-    def load(part: str) -> Array:
-        array = constant_of(held.get(part), part, facts)
-        assert array is not None, part
-        return array
-
-    return stored.decode(load)
+    return stored.decode(loading(held, facts))
 
 
 def biased(output: ir.Value, facts: Facts, width: int, *, conv: bool) -> tuple[ir.Value, Array | None]:

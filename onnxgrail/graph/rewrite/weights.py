@@ -14,7 +14,7 @@ from onnxgrail.graph import slots
 from onnxgrail.graph.io.mapped import Mapped
 from onnxgrail.graph.io.shelves import shelved
 from onnxgrail.graph.stored.integers import Levels, Load
-from onnxgrail.graph.trace.facts import constant_of
+from onnxgrail.graph.trace.facts import Facts, constant_of
 from onnxgrail.graph.trace.survey import Ledger, Survey
 
 HELD = 2**30  # most bytes of the converted weights of a block that stay in memory; a stream has all of a network
@@ -101,19 +101,21 @@ def put(array: Array, old: ir.Value | None) -> Array:
 
 def original(name: str, model: ir.Model, survey: Survey) -> Array:
     """Return a weight of the model, dequantized if it is quantized."""
-    load, stored = _loading(model, survey), survey.facts.stored.get(name)
+    load, stored = loading(model.graph.initializers, survey.facts), survey.facts.stored.get(name)
     return load(name) if stored is None else stored.decode(load)
 
 
 def levels(name: str, values: Array, model: ir.Model, survey: Survey) -> Levels:
     """Return the numbers that a quantized weight can have if its scales grow for new values."""
-    load, stored = _loading(model, survey), survey.facts.stored[name]
+    load, stored = loading(model.graph.initializers, survey.facts), survey.facts.stored[name]
     return stored.levels(load, stored.cut(load, {}, values))
 
 
-def _loading(model: ir.Model, survey: Survey) -> Load:
+def loading(held: Mapping[str, ir.Value], facts: Facts) -> Load:
+    """Return what loads the parts of a quantized weight from these initializers."""
+
     def load(part: str) -> Array:
-        array = constant_of(model.graph.initializers.get(part), part, survey.facts)
+        array = constant_of(held.get(part), part, facts)
         assert array is not None, part
         return array
 

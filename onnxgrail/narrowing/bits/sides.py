@@ -153,7 +153,7 @@ def _with_bias(consumer: Consumer, node: ir.Node, facts: Facts) -> Consumer:
 def _task(consumer: Consumer, facts: Facts, recipe: Recipe) -> Task:
     shape = facts.shapes[consumer.value]
     kept, made = (np.ones(shape[axis], dtype=bool) for axis in (consumer.inward, consumer.outward))
-    room = consumer.room in ("bias", "shared", "joint") and has_room(consumer, recipe)
+    room = consumer.has_bias and has_room(consumer, recipe)
     consumer = replace(consumer, plain=False)  # so that targets are summed, not products with the dense input
     return Task(consumer=consumer, kept=kept, made=made, affine=room)
 
