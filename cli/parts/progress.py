@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from onnxgrail.machine.progress import EXPECTED
+
 Show = Callable[[str, int, int], None]
 QUIET_SECONDS = 30.0  # a longer stage reports its progress, so that a log shows that work goes on
 
@@ -64,6 +66,9 @@ def stage_lines(say: Callable[[str], None], now: Callable[[], float] = time.perf
     def show(stage: str, done: int, total: int) -> None:
         nonlocal last
         moment = now()
+        if stage.startswith(EXPECTED):
+            say(f"[{moment - start:7.1f} s] {stage}")
+            return
         running.setdefault(stage, moment)
         if done >= total:
             began, outermost = running[stage], next(iter(running)) == stage
@@ -75,7 +80,8 @@ def stage_lines(say: Callable[[str], None], now: Callable[[], float] = time.perf
             if moment - began >= SHORT:
                 say(f"[{moment - start:7.1f} s] {stage}: {moment - began:.1f} s")
         elif moment - last > QUIET_SECONDS:
-            steps = f"{stage}: {done} of {total}" if total > 1 else stage
+            left = f", about {(moment - running[stage]) * (total - done) / done:.0f} s left" if done else ""
+            steps = f"{stage}: {done} of {total}{left}" if total > 1 else stage
             say(f"[{moment - start:7.1f} s] {steps} ...")
         else:
             return
@@ -108,6 +114,9 @@ def _bars() -> Iterator[Show]:
         tasks: dict[str, Any] = {}
 
         def show(stage: str, done: int, total: int) -> None:
+            if stage.startswith(EXPECTED):
+                bar.console.print(stage)
+                return
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage, total=total)
             bar.update(tasks[stage], completed=done, total=total)

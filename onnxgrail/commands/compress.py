@@ -63,7 +63,7 @@ def compress(
         held_out: samples that are excluded from all fits and judge the result: a number of samples of `data`, or
             separate data; 0 for none. None holds out a fifth, 8 to 256 samples, if there are 32 or more.
         force: replace existing files: output, report, statistics and recipe. Input files are never replaced.
-        dry_run: decide and report, write no model.
+        dry_run: tell beforehand what a run takes, decide and report; write no model.
         save_as_external_data: weights in a file next to the model, or inside; None: as in the input.
             Over 2 GB they always are in a separate file.
         stats: a file that `save_stats` wrote for the same model and data; its statistics are not measured again.
@@ -118,7 +118,7 @@ def compress(
             agree(job.group, source)
             shipping.check(source, recipe)
             bind(job, source, stored, writes=places.beside())
-            source, decision = decided(source, job, stored, curves)
+            source, decision = decided(source, job, stored, curves, told=dry_run)
             if decision.is_empty and not (recipe.keeps_everything or source.trimmed or methods.beside(recipe)):
                 raise nothing(source, decision, job, places)
             with job.clock.stage("narrow"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,7 @@ def silent(stage: str, done: int, total: int) -> None:
     """Ignore a progress report."""
 
 
+EXPECTED = "expected: "  # begins the name of a step that only tells what the run will take
 Tick = Callable[[], None]
 """Called whenever one of many similar steps is done."""
 
@@ -44,10 +45,20 @@ def ticking(progress: Progress, stage: str, total: int) -> Tick:
 
 @dataclass(slots=True)
 class Clock:
-    """The seconds spent per stage; `progress` receives the start and the end of a stage as one step."""
+    """The seconds spent per stage; `progress` receives the start and the end of a stage as one step.
+
+    Attributes:
+        expected: what the run was expected to take before it started, if that was asked for.
+    """
 
     progress: Progress = silent
     seconds: dict[str, float] = field(default_factory=dict)
+    expected: Mapping[str, float] = field(default_factory=dict)
+
+    def expect(self, told: str, amounts: Mapping[str, float]) -> None:
+        """Keep what the run is expected to take, and report it in words."""
+        self.expected = amounts
+        self.progress(EXPECTED + told, 1, 1)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -17,6 +17,7 @@ from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.choosing import Run
+from onnxgrail.narrowing.forecast.expected import foretell
 from onnxgrail.narrowing.grail import bring_back, settle
 from onnxgrail.narrowing.layers import Refit
 from onnxgrail.narrowing.norms import Norm
@@ -149,15 +150,25 @@ def settled(plan: Plan, job: Job) -> Decision:
 
 
 def decided(
-    prepared: Prepared, job: Job, files: StatsFiles = NO_FILES, sensitivity: bool | None = False
+    prepared: Prepared,
+    job: Job,
+    files: StatsFiles = NO_FILES,
+    sensitivity: bool | None = False,
+    *,
+    told: bool = False,
 ) -> tuple[Prepared, Decision]:
     """Rotate streams and tables, and decide what becomes of the model; those that keep all channels are not rotated.
 
-    Args and errors are those of `planned`.
+    Other args and errors are those of `planned`.
+
+    Args:
+        told: tell beforehand what the run is expected to take.
 
     Returns:
         The model that the decision is about, and the decision.
     """
+    if told and job.first:
+        foretell(prepared, job)
     prepared = rotated(prepared, job)
     plan = planned(prepared, job, files, sensitivity=sensitivity)
     widths = {block.name: plan.allocation.widths[block.name] for block in plan.blocks}

@@ -65,12 +65,12 @@ def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
     searched = None if recipe.max_loss is None else recipe.minimize
     sized = searched in ("params", "size") or _any(recipe.ratio, recipe.target_params, recipe.target_size)
     asked = sized or searched == "macs" or recipe.target_macs is not None
-    counted = asked and _measures(prepared, recipe)
+    counted = asked and measures(prepared, recipe)
     fits = {"embedding": sized or recipe.widths is not None, "rank": counted or recipe.widths is not None}
     return [kind for kind in _turned(recipe) if fits.get(kind, True)]
 
 
-def _measures(prepared: Prepared, recipe: Recipe) -> bool:
+def measures(prepared: Prepared, recipe: Recipe) -> bool:
     """Return True if widths follow from measured losses."""
     return not simple(recipe) and tells(prepared, recipe) and recipe.allocate in ("auto", "global")
 
@@ -98,19 +98,25 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
         prepared: the model and its data.
         job: the run; the bases are cached in its folder.
     """
-    recipe = job.recipe
-    kinds = _kinds(prepared, recipe)
-    if prepared.batches.synthetic or not rotates(recipe) or not kinds:
+    found = turnable(prepared, job.recipe)
+    if found is None:
         return prepared
-    found = _rotatable(prepared, recipe, kinds, measures=_measures(prepared, recipe))
     if not found.names:
-        return _in_bases(prepared, found, {}, recipe)
+        return _in_bases(prepared, found, {}, job.recipe)
     with job.clock.stage("rotate"):
         known = job.steps.known(STEP)
         if known is None:
             measured = _measured(prepared, found, job)
             known = job.steps.make(STEP, lambda: Record(arrays=_bases(prepared, found, measured)))
         return _proved(prepared, found, known.arrays, job)
+
+
+def turnable(prepared: Prepared, recipe: Recipe) -> Rotatable | None:
+    """Find what a recipe turns; None if it turns nothing, or there are no data."""
+    kinds = _kinds(prepared, recipe)
+    if prepared.batches.synthetic or not rotates(recipe) or not kinds:
+        return None
+    return _rotatable(prepared, recipe, kinds, measures=measures(prepared, recipe))
 
 
 def _proved(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], job: Job) -> Prepared:
@@ -222,9 +228,7 @@ class _Measured:
 
 def _measured(prepared: Prepared, found: Rotatable, job: Job) -> _Measured:
     """Return the statistics that every basis needs."""
-    shapes = prepared.survey.facts.shapes
-    wanted = {name: _probes(stream, shapes) for name, stream in found.streams.items()}
-    wanted |= {name: inside.probes for name, inside in found.heads.items()}
+    wanted = probes_of(prepared, found)
     normed = {name: stream for name, stream in found.streams.items() if stream.norms}
     sums: dict[str, dict[int, Stats]] = {name: {} for name in wanted}
     streams = {name: Moments(beside_mean=stream.carries_mean) for name, stream in normed.items()}
@@ -240,6 +244,13 @@ def _measured(prepared: Prepared, found: Rotatable, job: Job) -> _Measured:
         else:
             sums[name][place] = own
     return _Measured({name: [some[place] for place in sorted(some)] for name, some in sums.items()}, streams)
+
+
+def probes_of(prepared: Prepared, found: Rotatable) -> dict[str, Sequence[Probe]]:
+    """Return by name what is measured for each basis."""
+    shapes = prepared.survey.facts.shapes
+    wanted: dict[str, Sequence[Probe]] = {name: _probes(stream, shapes) for name, stream in found.streams.items()}
+    return wanted | {name: inside.probes for name, inside in found.heads.items()}
 
 
 def _probes(stream: Stream, shapes: Mapping[str, tuple[int, ...]]) -> list[Probe]:

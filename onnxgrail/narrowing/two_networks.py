@@ -142,7 +142,7 @@ class Pair:
         if not _matching(stage, goal, slim):
             return
         mask = self.dense.masks[number - shard.numbers.start]
-        wanted = max(ROWS, 16 * stage.features) // shard.total + 1
+        wanted = rows_wanted(stage) // shard.total + 1
         rng = np.random.default_rng((self.seed, stage.first.position, number))
         like = goal[stage.goals[0]]
         where = _real(rows.positions(like.shape, stage.first.made, wanted, rng), like, mask)
@@ -158,6 +158,11 @@ class Pair:
         for part, group in enumerate(groups):
             mine = (fold == JUDGE) == part
             group.add(z[mine], t[mine], None if x is None else x[mine])
+
+
+def rows_wanted(stage: Stage) -> int:
+    """Return the number of rows that layers are fitted on, if there are so many."""
+    return max(ROWS, 16 * stage.features)
 
 
 def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]) -> bool:

@@ -70,6 +70,7 @@ def make_report(job: Job, sections: Sections) -> Report:
             "verification": plain(asdict(sections.verification or Verification())),
             "interface": plain([port.entry() for port in sections.interface]),
             "tables": plain(list(sections.tables)),
+            "expected": plain(job.clock.expected) or None,
             "timing": {stage: round(seconds, 4) for stage, seconds in job.clock.seconds.items()},
             "peak_rss_bytes": peak_rss_bytes(),
             "notes": [note for note in sections.notes if note],

@@ -250,6 +250,18 @@ def _content(search: Search) -> Floats:
         return judge.content()
 
 
+def judged_macs(prepared: Prepared) -> float:
+    """Return the multiply-accumulates of a sample, with those that take as long as judging its outputs."""
+    return (counting.macs(prepared.model, prepared.survey) + JUDGED * _numbers(prepared)) / prepared.samples
+
+
+def wanted(prepared: Prepared, trials: int) -> float:
+    """Return the number of samples on which single blocks are tried, given the number of trials."""
+    macs = judged_macs(prepared)
+    least = min(max(HEAVY / max(macs * trials, 1.0), FEWEST), LEAST)
+    return min(max(max(PASSES * prepared.batches.samples, MACS / max(macs, 1.0)) / trials, least), MOST)
+
+
 def _numbers(prepared: Prepared) -> int:
     """Return how many numbers the outputs of the observed samples have."""
     return sum(
@@ -259,10 +271,8 @@ def _numbers(prepared: Prepared) -> int:
 
 def _some(prepared: Prepared, blocks: int, near: Near, content: Content) -> Batches:
     """Return feeds for the trials of single blocks: few enough not to take long, those with content."""
-    batches, trials = prepared.batches, near.trials * max(blocks, 1)
-    macs = (counting.macs(prepared.model, prepared.survey) + JUDGED * _numbers(prepared)) / prepared.samples
-    least = min(max(HEAVY / max(macs * trials, 1.0), FEWEST), LEAST)
-    samples = min(max(max(PASSES * batches.samples, MACS / max(macs, 1.0)) / trials, least), MOST)
+    batches, macs = prepared.batches, judged_macs(prepared)
+    samples = wanted(prepared, near.trials * max(blocks, 1))
     each = max(1, math.ceil(batches.samples / max(len(batches), 1)))  # the last feed may be shorter
     count = min(len(batches), math.ceil(samples / each))
     whole = count == len(batches) or macs * batches.samples > HEAVY

@@ -41,8 +41,9 @@ def test_help_shows_ten_options_and_help_all_every_one():
 
 
 def test_lines_name_finished_stages_and_their_times():
-    moments, said = iter([0.0, 1.0, 1.5, 2.0, 4.0, 6.0, 6.0, 6.99, 7.0, 50.0, 60.0]), []
+    moments, said = iter([0.0, 0.5, 1.0, 1.5, 2.0, 4.0, 6.0, 6.0, 6.99, 7.0, 10.0, 50.0, 60.0]), []
     show = _progress.stage_lines(said.append, lambda: next(moments))
+    show("expected: about 1 min", 1, 1)  # at 0.5
     show("load", 0, 1)  # at 1.0
     show("load", 1, 1)
     show("calibrate", 0, 1)  # at 2.0
@@ -51,10 +52,11 @@ def test_lines_name_finished_stages_and_their_times():
     show("calibrate", 1, 1)
     show("write", 0, 1)  # takes no time
     show("write", 1, 1)
-    show("fit", 9, 40)  # at 50.0, after a long silence
+    show("fit", 1, 40)  # at 10.0
+    show("fit", 20, 40)  # at 50.0, after a long silence
     show("fit", 40, 40)
-    assert said[:2] == ["[    1.5 s] load: 0.5 s", "[    6.0 s] calibrate: 4.0 s"]
-    assert said[2:] == ["[   50.0 s] fit: 9 of 40 ...", "[   60.0 s] fit: 10.0 s"]
+    assert said[:3] == ["[    0.5 s] expected: about 1 min", "[    1.5 s] load: 0.5 s", "[    6.0 s] calibrate: 4.0 s"]
+    assert said[3:] == ["[   50.0 s] fit: 20 of 40, about 40 s left ...", "[   60.0 s] fit: 50.0 s"]
 
 
 def test_without_a_terminal_stages_are_lines(monkeypatch):

@@ -1,0 +1,45 @@
+"""Predicts the memory and the disk space of a run from shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnxgrail.algebra.fit.compensate import BEST
+from onnxgrail.allocation.measures import measure_of
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.stream.sizes import bytes_of, scale_of
+from onnxgrail.core import Block, Recipe
+from onnxgrail.graph.io.mapped import in_files
+from onnxgrail.graph.io.model_file import weight_bytes
+from onnxgrail.machine.amounts import cache_bytes
+from onnxgrail.machine.job import Job
+from onnxgrail.machine.memory import peak_rss_bytes
+from onnxgrail.narrowing.best import MEMORY
+from onnxgrail.narrowing.choosing import room
+from onnxgrail.narrowing.layers import stages_at
+
+WEIGHTS, LARGEST, LIVE = 1.2, 0.4, 1.3  # of weights, the largest step and a tensor over all samples: fitted to runs
+
+
+def memory_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int]) -> int:
+    """Return the bytes of the largest resident memory: the peak so far, and what the rest of the run adds.
+
+    Pages of files that are mapped do not count.
+    """
+    weights = 0 if in_files(prepared.model) else weight_bytes(prepared.model)
+    largest = max((room(block, prepared) for block in blocks if widths.get(block.name, 0) < block.units), default=0)
+    fits = [stage.memory for stage in stages_at(prepared, recipe, widths)] if recipe.compensate == BEST else []
+    most = max(MEMORY, cache_bytes(recipe) * 3 // 2)
+    largest = max([largest, *(size for size in fits if size <= most)])
+    survey = prepared.survey
+    scale = scale_of(prepared.batches, survey)
+    made = survey.facts.shapes.keys() - prepared.model.graph.initializers.keys()
+    live = max((bytes_of(survey, name) * scale for name in made), default=0.0)
+    more = WEIGHTS * weights + LARGEST * largest + LIVE * min(live, cache_bytes(recipe))
+    return (peak_rss_bytes() or 0) + int(more)
+
+
+def disk_of(prepared: Prepared, job: Job, widths: Mapping[str, int]) -> int:
+    """Return the bytes of the result, and of the finished steps that a run with `--resume` keeps as well."""
+    size = int(measure_of(prepared, "size", bare=job.recipe.wants_size)(widths))
+    return size if job.folder is None else 2 * size
