@@ -29,7 +29,7 @@ from . import nets
 FIELDS = {
     "": (
         "schema tool recipe environment model allocation blocks refits norms refines methods refusals verification "
-        "interface timing peak_rss_bytes simplify quantization target latency"
+        "interface expected timing peak_rss_bytes simplify quantization target latency"
     ),
     "tool": "name version",
     "environment": "onnx onnxruntime numpy providers threads",

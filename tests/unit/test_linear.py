@@ -42,6 +42,17 @@ def test_parts_make_the_whole(size: int, columns: int, turned: bool) -> None:
     assert solution.shape == rhs.shape
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (5, 9), (300, 20), (700, 64)])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_squares_of_rows_are_the_whole_product(shape: tuple[int, int], kind: type) -> None:
+    rows = np.random.default_rng(0).standard_normal(shape).astype(kind)
+    one, many = (Host(threads=threads).squares(rows) for threads in (1, 3))
+    np.testing.assert_allclose(one, rows @ rows.T, rtol=0, atol=1e-4 if kind == np.float32 else 1e-10)
+    np.testing.assert_array_equal(one, one.T)
+    np.testing.assert_array_equal(many, one)
+    assert one.dtype == kind
+
+
 @pytest.mark.parametrize("size", [0, 1, 4, 5, 11])
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_blocks_make_the_whole(size: int, kind: type[np.floating], monkeypatch: pytest.MonkeyPatch) -> None:

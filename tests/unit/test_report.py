@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -142,6 +144,13 @@ def test_schema_1_is_complete_and_survives_json():
     assert data["recipe"]["input_shapes"] == {"x": [1, 3]}
     assert data["peak_rss_bytes"] > 1e6
     assert Report.from_json(text).to_json() == text
+
+
+def test_the_peak_of_memory_is_that_of_the_process_itself():
+    held = np.ones(2**26)  # 512 MiB, which a new process must not count
+    code = "from onnxgrail.machine.memory import peak_rss_bytes; print(peak_rss_bytes())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < held.nbytes / 2
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}'])

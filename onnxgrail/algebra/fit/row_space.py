@@ -52,7 +52,7 @@ class RowSpace:
             C' − C₀ (h', c), 0 for silent features; the λ that was used, see `ridge_solve`; and (c,) the squared errors.
         """
         rows = self.rows if alive.all() else self.rows[:, alive]
-        dual, used = ridge_solve(linear().product(rows, rows.T), self.made, lam, dual=True)
+        dual, used = ridge_solve(linear().squares(rows), self.made, lam, dual=True)
         weights = linear().product(rows.T, dual)
         if used == lam:  # then Y − Z C' = λ (Z Zᵀ + λI)⁻¹ Y
             errors = lam**2 * dots(dual, dual)

@@ -40,6 +40,9 @@ class Linear(Protocol):
     def product(self, left: Floats, right: Floats) -> Floats:
         """Compute the product of two matrices."""
 
+    def squares(self, rows: Floats) -> Floats:
+        """Compute Z Zᵀ (r, r) of a matrix Z (r, h)."""
+
     def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
         """Return the given rows and columns of a matrix, in this order."""
 
@@ -74,6 +77,18 @@ class Host:
 
         self._in_parts(part, len(left))
         return found
+
+    def squares(self, rows: Floats) -> Floats:
+        """Compute Z Zᵀ (r, r) of a matrix Z (r, h): the lower half, which is mirrored."""
+        found = np.empty((len(rows), len(rows)), rows.dtype)
+
+        def part(some: slice) -> None:
+            for first in range(some.start, some.stop, BLOCK):
+                few, columns = slice(first, min(first + BLOCK, some.stop)), slice(0, min(first + BLOCK, some.stop))
+                np.matmul(rows[few], rows[columns].T, out=found[few, columns])
+
+        self._in_parts(part, len(rows))
+        return mirrored(found)
 
     def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
         """Return the given rows and columns of a matrix, in this order."""

@@ -35,7 +35,11 @@ class TensorLinear:
             lambda: HOST.product(left, right),
         )
 
-    def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
+    def squares(self, rows: Floats) -> Floats:
+        """Return Z Zᵀ of a matrix Z."""
+        return self.product(rows, rows.T)
+
+    def picked, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
         """Return the given rows and columns of a matrix, in this order."""
         return HOST.picked(matrix, rows, columns)
 
