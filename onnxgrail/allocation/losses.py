@@ -12,9 +12,10 @@ from onnxgrail.allocation.few import Bits, Rung
 from onnxgrail.allocation.ladders import Cost, Ideal, Ladder, Widths, ladders_of
 from onnxgrail.allocation.measures import Measure
 from onnxgrail.allocation.result import Curve
-from onnxgrail.allocation.statistics import impact, measured
+from onnxgrail.allocation.statistics import impact
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense
+from onnxgrail.calibration.streaming import of_blocks
 from onnxgrail.core import Block, Floats, Recipe, View
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.rewrite import weights
@@ -115,7 +116,7 @@ def evidence(search: Search, read: Callable[[View], T]) -> dict[str, T]:
     if search.dense is not None:
         pairs = iter([(b, search.dense[b.name]) for b in blocks])
     else:
-        pairs = measured(prepared, blocks, search.recipe, progress=search.job.progress)
+        pairs = of_blocks(prepared, search.job.alone(), blocks)
     found = {}
     for block, stats in pairs:
         arrays = weights.read(block, prepared.model, prepared.survey, nothing)

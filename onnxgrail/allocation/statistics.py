@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +15,15 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.calibration.stream import dense
-from onnxgrail.calibration.stream.dense import TOGETHER, Dense
-from onnxgrail.calibration.streaming import stream_of
-from onnxgrail.core import Block, Change, Recipe, Stats
+from onnxgrail.calibration.stream.dense import Dense
+from onnxgrail.calibration.streaming import of_blocks
+from onnxgrail.core import Block, Change, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rewrite.interface import between
 from onnxgrail.graph.trace.survey import Ledger
-from onnxgrail.machine.group.sums import SOLO, Group
 from onnxgrail.machine.job import Job
-from onnxgrail.machine.progress import Progress
 
 ALONE = 2  # feeds that measure the impact of one block
 
@@ -74,26 +72,10 @@ def known(
     if files.write is None and not shared:
         return None
     order = sorted(blocks, key=lambda block: block.span[0])
-    pairs = measured(prepared, order, job.recipe, together=together, progress=job.progress, group=job.group)
-    found = {block.name: stats for block, stats in pairs}
+    found = {block.name: stats for block, stats in of_blocks(prepared, job, order, together=together)}
     if files.write is not None and job.first:
         dense.save(files.write, found, blocks, prepared.model, prepared.batches)
     return found
-
-
-def measured(
-    prepared: Prepared,
-    blocks: Sequence[Block],
-    recipe: Recipe,
-    *,
-    together: int = TOGETHER,
-    progress: Progress,
-    group: Group = SOLO,
-) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
-    """Yield each block with its statistics in the original model, as `dense_pass` gives them."""
-    nothing = weights.empty(prepared.survey)
-    with stream_of(prepared, recipe, group) as stream:
-        yield from dense.dense_pass(stream, nothing, blocks, together=together, progress=progress)
 
 
 def impact_macs(prepared: Prepared) -> int:

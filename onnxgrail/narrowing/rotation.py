@@ -27,7 +27,7 @@ from onnxgrail.allocation.losses import tells
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.proof import unchanged
-from onnxgrail.calibration.streaming import in_original
+from onnxgrail.calibration.streaming import in_order, in_original
 from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.flatten.branches import folded
 from onnxgrail.graph.io.mapped import keep
@@ -234,10 +234,11 @@ def _measured(prepared: Prepared, found: Rotatable, job: Job) -> _Measured:
     streams = {name: Moments(beside_mean=stream.carries_mean) for name, stream in normed.items()}
     places = [(name, place) for name, some in wanted.items() for place in range(len(some))]
     probes = [(wanted[name][place],) for name, place in places]
-    for number, given in in_original(prepared, job, probes, "rotating", together=PART):
+    order = in_order(prepared, probes)
+    for number, given in in_original(prepared, job, [probes[n] for n in order], "rotating", together=PART):
         if not given:
             continue
-        (name, place), (own,) = places[number], given
+        (name, place), (own,) = places[order[number]], given
         if name in normed:
             norm = normed[name].norms[place]
             streams[name].add(unnormed(own, norm.gain, norm.shift))

@@ -12,22 +12,20 @@ from onnxgrail.algebra.moments import triangles
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.stream import dense
-from onnxgrail.calibration.stream.stream import Stream
+from onnxgrail.calibration.streaming import of_blocks
+from onnxgrail.core import Recipe
 from onnxgrail.errors import DataError
-from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Survey
-from onnxgrail.machine.progress import silent
+from onnxgrail.machine.job import Job
 from tests.e2e import nets
 from tests.oracle import prepared_of, survey_of
 from tests.reading import read
 
-PROVIDERS = ("CPUExecutionProvider",)
-
 
 def made(model: ir.Model, survey: Survey, batches: Batches, together: int = dense.TOGETHER) -> dense.Dense:
-    with Stream(prepared_of(model, survey, batches), providers=PROVIDERS) as stream:
-        found = dense.dense_pass(stream, weights.empty(survey), survey.blocks, together=together, progress=silent)
-        return {block.name: stats for block, stats in found}
+    prepared = prepared_of(model, survey, batches)
+    job = Job(recipe=Recipe())
+    return {block.name: stats for block, stats in of_blocks(prepared, job, survey.blocks, together=together)}
 
 
 @pytest.fixture(scope="module")

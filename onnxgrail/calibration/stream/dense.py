@@ -6,9 +6,8 @@ They do not depend on ratio, selector or budget, so runs that differ only in tho
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +16,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.stream import probing
-from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Block, Probe, Stats
 from onnxgrail.errors import DataError
 from onnxgrail.graph.io.serial import skeleton
-from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.files.paths import write_whole
-from onnxgrail.machine.progress import Progress, ticking
 
 Dense = Mapping[str, tuple[Stats, ...]]
 """Block name -> statistics of its probes."""
@@ -32,49 +27,6 @@ Dense = Mapping[str, tuple[Stats, ...]]
 TOGETHER = 2**31  # bytes of second moments collected in one pass
 FORMAT = 1
 T = TypeVar("T")
-
-
-def dense_pass(
-    stream: Stream, untouched: Ledger, blocks: Sequence[Block], *, together: int = TOGETHER, progress: Progress
-) -> Iterator[tuple[Block, tuple[Stats, ...]]]:
-    """Yield each block with the statistics of its probes in the original model; other arguments as in `in_parts`."""
-    wanted = [block.probes for block in blocks]
-    for number, found in in_parts(stream, untouched, wanted, progress, "measuring", together=together):
-        yield blocks[number], found
-
-
-def in_parts(
-    stream: Stream,
-    untouched: Ledger,
-    wanted: Sequence[Sequence[Probe]],
-    progress: Progress,
-    told: str,
-    *,
-    together: int,
-) -> Iterator[tuple[int, tuple[Stats, ...]]]:
-    """Yield the numbers of groups of probes with their statistics in the original model, a part of them at a time.
-
-    A caller that releases the statistics of each part needs no more memory than `together` bytes.  Where there are too
-    many weights to read them at once, every group is a part, and runs only nodes that no later part needs again.  If
-    several processes share the work, only the first process gets statistics; the others get empty tuples.
-
-    Args:
-        stream: at its start.
-        untouched: no decisions.
-        wanted: groups of probes, best in the order of the network.
-        progress: is told about every batch of a part, under the name `told`.
-        told: as above.
-        together: bytes of second moments that are added up at once; a single group may take more.
-    """
-    limits: Sequence[int | None] = [None] * len(wanted)
-    if stream.heavy:
-        firsts = [stream.index.span(probing.names(some))[0] for some in wanted]
-        limits, together = [*reversed([*itertools.accumulate(reversed(firsts[1:]), min)]), None], 0
-    parts = grouped(range(len(wanted)), lambda number: sum(8 * p.numbers for p in wanted[number]), together)
-    tick = ticking(progress, told, len(parts) * len(stream.masks))
-    for part in parts:
-        found = stream.measure([p for number in part for p in wanted[number]], untouched, tick, limits[part[-1]])
-        yield from zip(part, by_block([wanted[number] for number in part], found), strict=True)
 
 
 def by_block(probes: Sequence[Sequence[Probe]], found: Sequence[Stats]) -> list[tuple[Stats, ...]]:
