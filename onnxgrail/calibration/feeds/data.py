@@ -37,9 +37,6 @@ BLOCK = 64  # samples checked at a time: bounds memory for mapped files
 Source = str | os.PathLike[str] | Mapping[str, Any] | Array | Iterable[Feed]
 
 
-FIRST = ", item 0"  # what `from_feeds` calls the first of several
-
-
 def read_apart(
     source: Source,
     signature: Signature,
@@ -80,8 +77,7 @@ def read_apart(
     fixed = fixed_batch(signature) or 1
     seed, samples = sampling.seed, None if sampling.samples is None else max(sampling.samples, fixed)
     limit = None if samples is None else samples + (share_of(samples, fixed) if apart is None else apart)
-    given = _parts(source, signature, limit, reading)
-    label = os.fspath(source) if isinstance(source, str | os.PathLike) else given[0].source.removesuffix(FIRST)
+    label, given = _parts(source, signature, limit, reading)
     parts = tuple(feed for part in given for feed in unstacked(part, signature))
     notes = [note for part in parts for note in part.notes]
     for part in parts:
@@ -135,18 +131,19 @@ def fixed_batch(signature: Signature) -> int | None:
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def _parts(source: Source, signature: Signature, samples: int | None, reading: Reading) -> tuple[Part, ...]:
+def _parts(source: Source, signature: Signature, samples: int | None, reading: Reading) -> tuple[str, tuple[Part, ...]]:
+    """Return what messages call the data, and their parts."""
     if isinstance(source, str | os.PathLike):
-        return read_parts(os.fspath(source), signature, samples, reading)
+        return os.fspath(source), read_parts(os.fspath(source), signature, samples, reading)
     reading.unused(frozenset(), "arrays and feeds")
     if isinstance(source, np.ndarray):
         if len(signature) != 1:
             raise DataError(f"got one array, the model takes {len(signature)} inputs", hint=describe(signature))
-        return (Part(source="array", arrays={signature[0].name: source}),)
+        return "array", (Part(source="array", arrays={signature[0].name: source}),)
     if isinstance(source, Mapping):
-        return (from_mapping(source, signature, "arrays"),)
+        return "arrays", (from_mapping(source, signature, "arrays"),)
     if isinstance(source, Iterable):
-        return from_feeds(source, signature, "feeds", samples)
+        return "feeds", from_feeds(source, signature, "feeds", samples)
     raise DataError(
         f"calibration data of type {type(source).__name__} are not known", hint="Give a path or arrays by name"
     )
