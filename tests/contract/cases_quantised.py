@@ -114,14 +114,6 @@ WEIGHTS = [
     ),
     Case(
         op="DequantizeLinear",
-        body="v = DequantizeLinear(q, s)\nu = Identity(v)\na = MatMul(h, v)\nb = MatMul(g, u)\nz = Add(a, b)",
-        weights=TWO,
-        width=6,
-        units=(6, 8),
-        note="one-weight-through-identity",
-    ),
-    Case(
-        op="DequantizeLinear",
         body="v = DequantizeLinear(q, s)\nm = MatMul(h, v)\nk = ReduceMax(v)\nz = Mul(m, k)",
         weights=TWO,
         width=6,

@@ -134,7 +134,7 @@ def test_a_branch_that_gives_a_constant() -> None:
     """
     model = tiny(INPUTS, body, {"up": (6, 8), "start": (3, 8), "down": (8, 5)})
     (block,) = narrowed_equals_masked(model, both(model)).blocks
-    assert [s.initializer for s in block.slots if s.role == "passenger"] == ["start"]
+    assert [s.initializer for s in block.slots if s.role == "passenger"] == ["e"]
 
 
 def test_channels_enter_branches() -> None:

@@ -39,8 +39,7 @@ MOVED = """
     e = Gather(table, d)
     f = Cast<to=1>(e)
     g = Transpose<perm=[1,0,2]>(f)
-    h = Identity(other)
-    i = Gather(h, ids)
+    i = Gather(other, ids)
     y = Concat<axis=-1>(g, i)"""
 HALF = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float16)
 LOOKUPS = {

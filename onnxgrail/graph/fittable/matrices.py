@@ -83,12 +83,10 @@ def stored(model: ir.Model) -> Iterator[tuple[str, ir.TensorProtocol, list[tuple
 
 
 def uses(value: ir.Value, *, turned: bool) -> Iterator[tuple[ir.Node, int, bool]]:
-    """Yield the readers of a constant, also through Identity and Transpose: node, operand, True if transposed."""
+    """Yield the readers of a constant, also through Transpose: node, operand, True if transposed."""
     for use in value.uses():
         node, out = use.node, use.node.outputs[0]
-        if node.op_type == "Identity" and not out.is_graph_output():
-            yield from uses(out, turned=turned)
-        elif node.op_type == "Transpose" and integers(node, "perm", (1, 0)) == (1, 0) and not out.is_graph_output():
+        if node.op_type == "Transpose" and integers(node, "perm", (1, 0)) == (1, 0) and not out.is_graph_output():
             yield from uses(out, turned=not turned)
         else:
             yield node, use.idx, turned
@@ -122,7 +120,7 @@ def _reason(node: ir.Node, fixed: Collection[str]) -> str:
 def _why(value: ir.Value | None) -> str:
     """Return why a constant on the right of a product is not a matrix that can be replaced."""
     maker = value.producer() if value is not None else None
-    while value is not None and maker is not None and maker.op_type in ("Transpose", "Identity"):
+    while value is not None and maker is not None and maker.op_type == "Transpose":
         value = maker.inputs[0]
         maker = value.producer() if value is not None else None
     if maker is not None:
@@ -195,10 +193,10 @@ def factor(graph: ir.Graph, matrix: Matrix, down: Array, up: Array) -> Factored:
 
 
 def swept(graph: ir.Graph, value: ir.Value) -> None:
-    """Remove a weight without readers, and its Identity and Transpose nodes."""
+    """Remove a weight without readers, and its Transpose nodes."""
     for use in list(value.uses()):
         maker = use.node
-        if maker.op_type in ("Transpose", "Identity") and not maker.outputs[0].is_graph_output():
+        if maker.op_type == "Transpose" and not maker.outputs[0].is_graph_output():
             swept(graph, maker.outputs[0])
             if not list(maker.outputs[0].uses()):
                 graph.remove(maker, safe=True)

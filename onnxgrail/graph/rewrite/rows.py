@@ -205,6 +205,6 @@ class _Cutter:
 def _forget_copies(weight: ir.Value) -> None:
     """Remove the stated shapes of copies of a weight."""
     for use in weight.uses():
-        if use.node.op_type in ("Identity", "Transpose"):
+        if use.node.op_type == "Transpose":
             use.node.outputs[0].shape = None
             _forget_copies(use.node.outputs[0])

@@ -140,7 +140,7 @@ class Site:
         return self.flow.facts.values.get(self.name(operand))
 
     def source(self, operand: int) -> str:
-        """Return the name of the constant that an input stands for, seen through Identity nodes."""
+        """Return the name of the constant that an input stands for; equal ones have one name."""
         return self.flow.aliases.get(self.name(operand), self.name(operand))
 
     def why(self, reason: str) -> Refusal:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints, Refusal
 from onnxgrail.graph import ops  # noqa: F401  registers the rules
+from onnxgrail.graph.attributes import names_of
 from onnxgrail.graph.cost.repeated import in_bodies
 from onnxgrail.graph.fittable.consumers import unmarked
 from onnxgrail.graph.flatten.inner import unseen
@@ -106,22 +107,13 @@ def _narrowings(survey: Survey) -> list[Bools]:
 
 
 def _aliases(model: ir.Model) -> dict[str, str]:
-    """Return names that stand for the same weight: alias -> name.
-
-    Identity nodes rename initializers (the legacy exporter ties and deduplicates weights with them) and dequantized
-    weights; quantization tools dequantize one weight once per reader.
-    """
+    """Return names of the same dequantized weight, alias -> name: tools dequantize it once per reader."""
     found: dict[str, str] = {}
     copies: dict[str, str] = {}
-    weights = {*model.graph.initializers, *(key(node) for node in model.graph if is_dequantised(node))}
     for node in model.graph:
-        source = node.inputs[0].name if node.inputs and node.inputs[0] is not None else None
-        if node.op_type == "Identity" and source and (source in weights or source in found):
-            found[key(node)] = found.get(source, source)
         if is_dequantised(node):
-            names = [v.name if v is not None else "" for v in node.inputs]
             attributes = sorted((name, str(a.value)) for name, a in node.attributes.items())
-            first = copies.setdefault(str((names, attributes)), key(node))
+            first = copies.setdefault(str((names_of(node.inputs), attributes)), key(node))
             if first != key(node):
                 found[key(node)] = first
     return found
