@@ -16,7 +16,7 @@ from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.core import INNER, KINDS, Kind, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cuts.places import located, nodes_of
-from onnxgrail.graph.flatten.listed import unlisted_text
+from onnxgrail.graph.flatten.direct import unlisted_text
 from onnxgrail.graph.io.mapped import check_unchanged
 from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.graph.io.opaque import maps_text

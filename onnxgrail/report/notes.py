@@ -13,7 +13,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.blocking import channel_block
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import INNER, Change, Recipe
-from onnxgrail.graph.flatten.listed import listed_text, unlisted_text
+from onnxgrail.graph.flatten.direct import listed_text, unlisted_text
 from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.graph.io.widen import has_bfloat16
 from onnxgrail.graph.notes import note_bytes

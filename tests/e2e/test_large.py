@@ -19,7 +19,7 @@ import pytest
 
 import onnxgrail
 from bench import large_model
-from onnxgrail.calibration import computed
+from onnxgrail.calibration import observe as observing
 from onnxgrail.calibration.observe import observe
 from onnxgrail.commands import compress
 from onnxgrail.errors import ModelError
@@ -254,11 +254,11 @@ def test_constants_computed_from_large_weights_are_not_kept(tmp_path: Path, monk
     proto = ir.to_proto(tiny.tiny("float[N,6] x => float[N,4] y", body, shapes))
     onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
     made = []
-    for limit in (computed.HEAVY, 0):
-        monkeypatch.setattr(computed, "HEAVY", limit)
+    for limit in (observing.HEAVY, 0):
+        monkeypatch.setattr(observing, "HEAVY", limit)
         model = model_file.load(path)
         values = observe(model, {"x": np.ones((2, 6), np.float32)}).values
-        assert isinstance(values, computed.Values) == (limit == 0)
+        assert isinstance(values, observing.Values) == (limit == 0)
         np.testing.assert_array_equal(values["at"], model.graph.initializers["a"].const_value.numpy().T)
         data = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
         result = onnxgrail.compress(path, tmp_path / f"{limit}.onnx", data=data, unit_ratio=0.5)

@@ -14,7 +14,7 @@ import onnxgrail
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.machine.amounts import METRICS
-from onnxgrail.recipe import patterns, storage, trust
+from onnxgrail.recipe import selection, storage, trust
 from onnxgrail.recipe.check import recipe_of
 from tests.command import run
 
@@ -80,7 +80,7 @@ def test_every_choice_of_a_recipe_is_a_number_or_a_word() -> None:
 
 
 def test_a_pattern_of_a_recipe_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 0.2)
+    monkeypatch.setattr(selection, "SECONDS", 0.2)
     model = nets.mlp()
     model.graph.node[0].name = "a" * 60
     onnx.save(model, folder / "m.onnx")

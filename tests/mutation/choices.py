@@ -16,7 +16,7 @@ import click
 import numpy as np
 
 from onnxgrail.cli import main
-from onnxgrail.recipe import patterns
+from onnxgrail.recipe import selection
 from onnxgrail.recipe.choices import Options
 from tests.mutation import odd
 from tests.mutation.cases import Case, Rng
@@ -134,6 +134,6 @@ def prepare(root: Path) -> None:
     (site / "canary-1.0.dist-info" / "entry_points.txt").write_text(groups)
     (site / "canary.py").write_text(CANARY)
     sys.path.append(str(site))
-    patterns.SECONDS = 1.0
+    selection.SECONDS = 1.0
     for name in MODELS:
         kept(name)

@@ -15,7 +15,7 @@ from onnxgrail import models
 from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.methods.refine import distill
-from onnxgrail.methods.refine.blended import blended, faded, image
+from onnxgrail.methods.refine.distill import blended, faded, image
 from onnxgrail.methods.refine.refinement import Refinement
 from tests.tiny import tiny
 

@@ -22,7 +22,7 @@ from onnxgrail.errors import MissingExtraError, ModelError, OutputError, UsageEr
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.methods.refine import distill, laco, tuned_norms
-from onnxgrail.methods.refine.match import aliases
+from onnxgrail.methods.refine.steps import aliases
 from onnxgrail.torchgraph import fit
 from tests.tiny import mlp, numbers, tiny
 

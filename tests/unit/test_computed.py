@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrail.calibration.computed import heavy
-from onnxgrail.calibration.observe import observe
+from onnxgrail.calibration.observe import heavy, observe
 from onnxgrail.graph.io import model_file
 from tests.tiny import feed, tiny
 

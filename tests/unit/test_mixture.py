@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail.calibration.stream.experts import experts_of, hidden
+from onnxgrail.calibration.stream.probing import experts_of, hidden
 from onnxgrail.core import Array
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import dead_of

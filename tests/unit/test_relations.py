@@ -11,8 +11,8 @@ from onnxgrail.algebra.fit.choice import Rules
 from onnxgrail.algebra.fit.compensate.grail import Grail
 from onnxgrail.algebra.fit.refit import refit
 from onnxgrail.algebra.moments.regression import error, moments
+from onnxgrail.algebra.select.elimination import Remaining
 from onnxgrail.algebra.select.quadratic import Quadratic
-from onnxgrail.algebra.select.remaining import Remaining
 from onnxgrail.allocation.balance import balanced
 from onnxgrail.allocation.ladders import ladder
 from onnxgrail.allocation.schedules import flap

@@ -15,7 +15,7 @@ from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.machine.files import paths
 from onnxgrail.machine.files.paths import check_input, check_output, default_output, write_text
 from onnxgrail.machine.job import Job
-from onnxgrail.report.blocks import block_entry
+from onnxgrail.report.build import block_entry
 from onnxgrail.report.environment import calibration_entry
 from onnxgrail.report.report import Inspection, ModelChange, Report, Verification
 from onnxgrail.report.sections import Sections, make_report

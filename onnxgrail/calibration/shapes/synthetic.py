@@ -15,12 +15,15 @@ import onnx_ir as ir
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.reading import ALL, Sampling
 from onnxgrail.calibration.feeds.signature import Input, Signature, signature_of
-from onnxgrail.calibration.shapes.caches import head_widths
 from onnxgrail.calibration.shapes.dims import Shapes, Sized, Usual, choose, is_past
 from onnxgrail.calibration.shapes.ids import table_rows
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import DataError, UsageError
+from onnxgrail.graph.attributes import integer
 from onnxgrail.graph.slots import is_float
+
+SLOTS = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7)}  # input positions of the cache
+
 
 SAMPLES, MOST = 64, 1_000_000
 COST = (
@@ -177,3 +180,38 @@ def _values(draw: Draw, rng: np.random.Generator) -> Array:
 def _top(dtype: np.dtype[Any]) -> int:
     """Return one more than the largest value of an integer dtype."""
     return int(np.iinfo(dtype).max) + 1 if dtype.kind in "iu" else 2
+
+
+def head_widths(model: ir.Model) -> dict[str, int]:
+    """Return the sizes of named last dimensions of caches, as far as shapes recorded in the file determine them."""
+    found: dict[str, int] = {}
+    for value in model.graph.inputs:
+        name = _open(value)
+        if name is not None and "past" in (value.name or "").lower():
+            sizes = [size for node, slot in value.uses() if (size := _told(node, slot))]
+            if sizes:
+                found[name] = sizes[0]
+    return found
+
+
+def _open(value: ir.Value) -> str | None:
+    """Return the name of the last dimension of a cache; None if its size is fixed."""
+    last = value.shape[-1] if value.shape is not None and len(value.shape) == 4 else None
+    return last.value if isinstance(last, ir.SymbolicDim) and isinstance(last.value, str) else None
+
+
+def _told(node: ir.Node, slot: int) -> int | None:
+    """Return the head width that a node requires of the cache; None if the node does not determine it."""
+    if slot in SLOTS.get(node.op_type, ()):
+        query, heads = _last(node.inputs[0]), integer(node, "num_heads")
+        packed = len(node.inputs) < 2 or node.inputs[1] is None
+        parts = heads + 2 * integer(node, "kv_num_heads", heads) if packed else heads
+        return query // parts if query is not None and parts else None
+    others = (_last(v) for v in node.inputs if v is not node.inputs[slot]) if node.op_type == "Concat" else ()
+    return next((size for size in others if size is not None), None)
+
+
+def _last(value: ir.Value | None) -> int | None:
+    """Return the size of the last axis; None if it is not recorded."""
+    size = value.shape[-1] if value is not None and value.shape is not None and len(value.shape) else None
+    return size if isinstance(size, int) else None

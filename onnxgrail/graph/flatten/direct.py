@@ -6,9 +6,98 @@ dropout; exporters of PaddlePaddle write weights as Constant nodes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
-from onnxgrail.graph.flatten.listed import FREE, NOTHING, Unlisted, unlist
+FREE = 4  # first IR version in which an initializer need not be an input
+FEW = 8  # the most inputs with a default value that count as intended
+
+
+def listed(model: ir.Model) -> tuple[ir.Value, ...]:
+    """Return the initializers of a model that are also graph inputs."""
+    return tuple(value for value in model.graph.inputs if value.name in model.graph.initializers)
+
+
+def settings(model: ir.Model) -> tuple[ir.Value, ...]:
+    """Return the listed initializers that are inputs on purpose: a few, in a model with more other constants.
+
+    If a model lists many of its constants, its exporter listed all of them; before IR version 4 it had to.
+    """
+    found = listed(model)
+    constants = len(model.graph.initializers) + sum(node.op_type == "Constant" for node in model.graph)
+    few = len(found) <= FEW and 2 * len(found) < constants
+    return found if few and model.ir_version >= FREE else ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unlisted:
+    """The changes that `unlist` made to a model.
+
+    Attributes:
+        names: the weights that were inputs.
+        ir_version: the previous IR version.
+    """
+
+    names: tuple[str, ...]
+    ir_version: int
+
+    @property
+    def overridable(self) -> bool:
+        """Return True if ONNX Runtime had to expect other values for these weights."""
+        return bool(self.names) and self.ir_version >= FREE
+
+
+NOTHING = Unlisted(names=(), ir_version=FREE)
+
+
+def unlist(model: ir.Model) -> Unlisted:
+    """Remove the weights from the inputs of a model, in place; `settings` stay inputs."""
+    done = Unlisted(names=tuple(value.name or "" for value in _wholesale(model)), ir_version=model.ir_version)
+    for value in _wholesale(model):
+        model.graph.inputs.remove(value)
+    if done.names:
+        model.ir_version = max(model.ir_version, FREE)
+    return done
+
+
+def relisted(model: ir.Model, done: Unlisted) -> ir.Model:
+    """Return a copy of a model with the changes of `unlist` undone."""
+    if not done.names:
+        return model
+    whole = model.clone()
+    whole.meta.update(model.meta)
+    whole.graph.inputs.extend(whole.graph.initializers[name] for name in done.names)
+    whole.ir_version = done.ir_version
+    return whole
+
+
+def _wholesale(model: ir.Model) -> list[ir.Value]:
+    kept = settings(model)
+    return [value for value in listed(model) if value not in kept]
+
+
+def unlisted_text(done: Unlisted) -> str:
+    """Return a note about weights that are removed from the inputs; empty if there are none."""
+    if not done.names:
+        return ""
+    what = f"{_count(len(done.names))} also graph inputs"
+    if done.overridable:
+        what += ", which keeps ONNX Runtime from folding them and fusing the nodes that read them"
+    return f"{what}; the result has them as constants (--keep-initializer-inputs leaves them inputs)"
+
+
+def listed_text(model: ir.Model) -> str:
+    """Return a note about weights that stay inputs; empty if there are none or it costs nothing."""
+    count = len(_wholesale(model))
+    if not count or model.ir_version < FREE:
+        return ""
+    return f"{_count(count)} still graph inputs, which keeps ONNX Runtime from folding and fusing them"
+
+
+def _count(number: int) -> str:
+    return "1 weight is" if number == 1 else f"{number} weights are"
+
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 

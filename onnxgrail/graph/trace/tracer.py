@@ -11,11 +11,10 @@ import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints, Refusal
 from onnxgrail.graph import ops  # noqa: F401  registers the rules
-from onnxgrail.graph.attributes import names_of
 from onnxgrail.graph.cost.repeated import in_bodies
 from onnxgrail.graph.fittable.consumers import unmarked
+from onnxgrail.graph.flatten.direct import settings
 from onnxgrail.graph.flatten.inner import unseen
-from onnxgrail.graph.flatten.listed import settings
 from onnxgrail.graph.flatten.states import seed, state_axes
 from onnxgrail.graph.ops.layers.cache import settle
 from onnxgrail.graph.ops.rule import find_rule
@@ -113,7 +112,7 @@ def _aliases(model: ir.Model) -> dict[str, str]:
     for node in model.graph:
         if is_dequantised(node):
             attributes = sorted((name, str(a.value)) for name, a in node.attributes.items())
-            first = copies.setdefault(str((names_of(node.inputs), attributes)), key(node))
+            first = copies.setdefault(str(([v and v.name for v in node.inputs], attributes)), key(node))
             if first != key(node):
                 found[key(node)] = first
     return found

@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnxgrail.report.page.cards import card, cards_of
+from onnxgrail.fidelity.words import SAYS_NOTHING, Headline, headline_of, speed
 from onnxgrail.report.page.html import drawing, figures
-from onnxgrail.report.page.html.markup import Markup, el, name
+from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
 from onnxgrail.report.page.network import BlockRow, blocks_of, kinds_of, rows_of
 from onnxgrail.report.summary import SHARES, judged, loss_of
+
+ONCE = "measured once, no interval"
+
 
 METRICS = {"params": figures.count, "macs": figures.count, "size": figures.size}
 
@@ -141,3 +144,62 @@ def _checks(data: Mapping[str, Any]) -> Markup | None:
     if data["model"].get("output") is None:
         items.append(el("li", "dry run: no model was written, sizes are predicted"))
     return el("ul", *items, class_="checks", aria_label="Checks") if items else None
+
+
+def card(label: str, value: str, note: Child = None, share: float | None = None, *, silent: bool = False) -> Markup:
+    """Return a card with a number and its name; `share` adds a bar, `silent` marks a number without significance."""
+    return el(
+        "div",
+        el("p", label, class_="label"),
+        el("p", value, class_="value"),
+        None if share is None else drawing.bar(share, "fill", height=6),
+        None if note is None else el("p", note, class_="note"),
+        class_="card silent" if silent else "card",
+    )
+
+
+def cards_of(data: Mapping[str, Any]) -> list[Markup]:
+    """Return the cards for sizes, latency and fidelity of a report."""
+    model = data["model"]
+    found = []
+    for label, key, show in (
+        ("File size", "bytes", figures.size),
+        ("Parameters", "params", figures.count),
+        ("MACs per sample", "macs", figures.count),
+    ):
+        before, after = model.get(f"{key}_before"), model.get(f"{key}_after")
+        left = None if not before or after is None else after / before
+        found.append(card(label, figures.change(before, after), f"{show(before)} → {show(after)}", left))
+    return [*found, *_latency(data), *_fidelity(data)]
+
+
+def _latency(data: Mapping[str, Any]) -> list[Markup]:
+    steps, budget = data.get("latency") or (), data["model"].get("budget") or {}
+    times = [step["median"] for step in steps]
+    if not times and budget.get("metric") == "latency":
+        times = [budget["before"], budget["achieved"]]
+    if not times:
+        return []
+    first, last = map(figures.milliseconds, (times[0], times[-1]))
+    found, change = speed(steps), figures.change(times[0], times[-1])
+    if found is None:
+        return [card("Latency", change, f"{first} → {last}; {ONCE}", silent=True)]
+    note = f"{first} → {last}; {found.between} times as fast"
+    if found.silent:
+        return [card("Latency", SAYS_NOTHING, note, silent=True)]
+    return [card("Latency", change, note, times[-1] / times[0])]
+
+
+def _fidelity(data: Mapping[str, Any]) -> list[Markup]:
+    headline = headline_of(data)
+    if headline is None:
+        return []
+    if headline.silent:
+        return [card("Fidelity", "not known", headline.caveat, silent=True)]
+    return [card(headline.measure, figures.words(headline.value), _note(headline), headline.share)]
+
+
+def _note(headline: Headline) -> Markup:
+    """Return interval, output and samples of the headline, and its caveat."""
+    place = f" on {headline.where}" + (f"; {headline.caveat}" if headline.caveat else "")
+    return join((f"{figures.words(headline.extent)}; ", name(headline.output), place))
