@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from onnxgrail.core import Array
+
 MICROSOFT = "com.microsoft"  # domain of the operators that ONNX Runtime adds
 NUMBERS = (ir.AttributeType.INT, ir.AttributeType.FLOAT)
 
@@ -21,6 +23,30 @@ def names_of(values: Iterable[ir.Value | None]) -> list[str]:
 def name_of(node: ir.Node, operand: int) -> str:
     """Return the name of an input, '' if absent."""
     return names_of(node.inputs[operand : operand + 1])[0] if 0 <= operand < len(node.inputs) else ""
+
+
+def input_of(node: ir.Node, operand: int) -> ir.Value | None:
+    """Return an input; None if it is absent."""
+    return node.inputs[operand] if operand < len(node.inputs) else None
+
+
+def given(node: ir.Node, operand: int) -> ir.Value:
+    """Return an input that is present."""
+    value = node.inputs[operand]
+    assert value is not None, f"{node.op_type} {node.name} has no input {operand}"
+    return value
+
+
+def maker_of(node: ir.Node, operand: int) -> ir.Node | None:
+    """Return the node that computes an input; None for constants, inputs of the model, and absent inputs."""
+    value = input_of(node, operand)
+    return None if value is None else value.producer()
+
+
+def numbers_of(value: ir.Value) -> Array:
+    """Return the numbers of a stored constant."""
+    assert value.const_value is not None, f"{value.name} is no stored constant"
+    return value.const_value.numpy()
 
 
 def integer(node: ir.Node, name: str, default: int = 0) -> int:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgrail.algebra.sides import Net, on_the_first
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Feed, Floats
+from onnxgrail.graph.attributes import maker_of
 from onnxgrail.graph.bits.exempt import BACK, THERE
 from onnxgrail.graph.io.serial import pack
 
@@ -80,7 +81,7 @@ def placing_of(model: ir.Model, able: Collection[str], after: Collection[str], c
     """
     items: dict[str, int] = {}
     for node in model.graph:
-        maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+        maker = maker_of(node, 0)
         if node.op_type in after:
             items[node.name or ""] = OUTSIDE if maker is None else items.get(maker.name or "", OUTSIDE)
         else:
@@ -133,7 +134,7 @@ def timed(model: ir.Model, rounded: ir.Model, times: Sequence[Durations], feed: 
 
 def _converted(node: ir.Node) -> str:
     """Return the name of the float tensor that a node rounds, or converts back; empty for other nodes."""
-    before = node.inputs[0].producer() if node.op_type == BACK and node.inputs[0] is not None else node
+    before = maker_of(node, 0) if node.op_type == BACK else node
     value = before.inputs[0] if before is not None and before.op_type == THERE else None
     return "" if value is None else value.name or ""
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Feed, Floats
+from onnxgrail.graph.attributes import numbers_of
 from onnxgrail.graph.bits.folded import BIASED, Weight, added, rounded, weights_of
 from onnxgrail.graph.bits.ranges import biases_of
 from onnxgrail.graph.io.model_file import weight_bytes
@@ -94,8 +95,7 @@ def _in_8_bits(graph: ir.Graph, node: ir.Node, layer: ir.Node, values: Mapping[s
             return None if value is None else values[value.name]
         maker = value.producer()
         if maker is None or value.const_value is not None:
-            assert value.const_value is not None
-            return added(graph, value.const_value.numpy(), f"{name}/constant/{len(graph.initializers)}")
+            return added(graph, numbers_of(value), f"{name}/constant/{len(graph.initializers)}")
         return add(maker.op_type, [copied(given) for given in maker.inputs], maker.attributes.values())
 
     eight = add(layer.op_type, [copied(value) for value in layer.inputs], layer.attributes.values())

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Rounded
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import integer, numbers_of
 from onnxgrail.graph.bits.matrices import first
 from onnxgrail.graph.fittable.matrices import Matrix, swept
 from onnxgrail.graph.fittable.tables import Table
@@ -107,10 +107,8 @@ def _parts(graph: ir.Graph, name: str, rounded: Rounded, *, turned: bool) -> lis
 
 def _flat(value: ir.Value) -> ir.Value:
     """Return a constant with one axis instead of two."""
-    tensor = value.const_value
-    assert tensor is not None
-    value.const_value = ir.tensor(tensor.numpy().reshape(-1), name=value.name)
-    value.shape = ir.Shape([tensor.size])
+    flat = numbers_of(value).reshape(-1)
+    value.const_value, value.shape = ir.tensor(flat, name=value.name), ir.Shape(flat.shape)
     return value
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import given, input_of, integer, maker_of, numbers_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
 
@@ -68,7 +68,7 @@ def _apart(node: ir.Node, graph: ir.Graph) -> None:
 
     Between tensors with one scale each, ONNX Runtime rounds the weights of a layer, with one scale for all of them.
     """
-    back = node.inputs[0].producer() if node.inputs[0] is not None else None
+    back = maker_of(node, 0)
     channels = _channels(node)
     if not channels or back is None or back.op_type != BACK:
         return
@@ -77,11 +77,8 @@ def _apart(node: ir.Node, graph: ir.Graph) -> None:
         readers = [use.node for use in readers[0].outputs[0].uses()]
     if [reader.op_type for reader in readers] != [THERE]:
         return
-    parts = list[ir.Value]()
-    for value in back.inputs[1:]:
-        assert value is not None
-        assert value.const_value is not None
-        parts.append(constant(graph, np.full(channels, value.const_value.numpy()), f"{value.name}{FLOAT}"))
+    values = [given(back, place) for place in range(1, len(back.inputs))]
+    parts = [constant(graph, np.full(channels, numbers_of(v)), f"{v.name}{FLOAT}") for v in values]
     name = free_name(graph, f"{back.outputs[0].name}{FLOAT}")
     own = ir.Node("", BACK, [back.inputs[0], *parts], [ir.AttrInt64("axis", 1)], name=name)
     own.outputs[0].name, own.outputs[0].type = name, back.outputs[0].type
@@ -91,7 +88,8 @@ def _apart(node: ir.Node, graph: ir.Graph) -> None:
 
 def _channels(node: ir.Node) -> int:
     """Return the number of channels on the second axis of a layer's input; 0 for other nodes, or if it is not known."""
-    weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    value = input_of(node, 1)
+    weight = value.const_value if value is not None else None
     if weight is None or integer(node, "transA"):
         return 0
     sizes: tuple[int, ...] = weight.numpy().shape

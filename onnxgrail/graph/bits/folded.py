@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import input_of, integer, numbers_of
 from onnxgrail.graph.bits.slots import axes_of, only_layers, slots_of
 from onnxgrail.graph.stored.find import CODES
 
@@ -85,8 +85,7 @@ class Weight:
     @property
     def array(self) -> Array:
         """The numbers."""
-        assert self.value.const_value is not None
-        return self.value.const_value.numpy()
+        return numbers_of(self.value)
 
     @property
     def outputs(self) -> int:
@@ -192,15 +191,14 @@ def _shift(place: _Place, weight: Weight, shift: Array | None) -> None:
     node = weight.layer()
     if shift is None or node is None:
         return
-    bias = node.inputs[BIAS] if len(node.inputs) > BIAS else None
+    bias = input_of(node, BIAS)
     if bias is None:
         node.resize_inputs(BIAS + 1)
         node.replace_input_with(BIAS, place.constant(shift.astype(np.float32), "b"))
         return
     if not _plain(bias) or bias.dtype != ir.DataType.FLOAT or (node.op_type == "Gemm" and "beta" in node.attributes):
         return
-    assert bias.const_value is not None
-    numbers = (bias.const_value.numpy() + shift).astype(np.float32)
+    numbers = (numbers_of(bias) + shift).astype(np.float32)
     node.replace_input_with(BIAS, place.constant(numbers, "b"))
     if not bias.uses() and bias.graph is not None:
         del bias.graph.initializers[bias.name or ""]

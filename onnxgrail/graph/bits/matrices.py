@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Grid, Rounded
-from onnxgrail.graph.attributes import MICROSOFT, number
+from onnxgrail.graph.attributes import MICROSOFT, maker_of, number
 from onnxgrail.graph.fittable.matrices import LINEAR, WEIGHTED, Matrix, refusal, swept
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
@@ -95,7 +95,7 @@ def become(node: ir.Node, op: str, fields: Mapping[str, int], constants: Mapping
 
 def first(graph: ir.Graph, node: ir.Node) -> None:
     """Insert a node that reads constants only, as early as possible."""
-    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+    maker = maker_of(node, 0)
     if maker is None:
         graph.insert_before(graph[0], node)
     else:  # constants that are nodes are inserted at the beginning: the first one of several comes last

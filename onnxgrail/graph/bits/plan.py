@@ -13,6 +13,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.attributes import given, input_of, numbers_of
 from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
 from onnxgrail.graph.bits.folded import origin
 from onnxgrail.graph.bits.matrices import LEAST, least_padding, name_bytes, small_heads, stored_bytes, unpackable
@@ -230,9 +231,7 @@ def _unpacked(
     unpacked = [(matrix, grid) for matrix, grid in grids if grid is not None and saved(matrix, grid) > 0]
     coded = dict[str, str]()
     for node, matrix, why in windows:
-        weight = node.inputs[1]
-        assert weight is not None
-        assert weight.const_value is not None
+        weight = given(node, 1)
         name = weight.name or ""
         few = bits.get(origin(name), FLOAT) if bits else WEIGHTS.get(recipe.quantize, FLOAT)
         if few > TABLE:
@@ -243,7 +242,7 @@ def _unpacked(
         left[node] = SMALLER
         if matrix is not None and grid is not None and not small:
             unpacked.append((matrix, grid))
-        _check_finite(weight.const_value.numpy(), name)
+        _check_finite(numbers_of(weight), name)
     if sum(saved(*one) for one in unpacked) <= PAIRS_BYTES:
         return [], coded | {origin(matrix.weight): HARDLY for matrix, _ in unpacked if matrix not in slower}
     for matrix, _ in unpacked:
@@ -259,7 +258,7 @@ def _converted(model: ir.Model, recipe: Recipe, bits: Mapping[str, int]) -> dict
     for node in model.graph:
         fused = node.op_type in KEPT_FUSED
         for slot in slots_of(node) if fused or (node.op_type in RECURRENT and not node.domain) else ():
-            value = node.inputs[slot] if slot < len(node.inputs) else None
+            value = input_of(node, slot)
             if value is None or not value.is_initializer() or value.dtype not in FLOATS:
                 continue
             name = origin(value.name or "")

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
+from onnxgrail.graph.attributes import maker_of, numbers_of
 from onnxgrail.graph.bits.exempt import BACK, PASSED, THERE
 
 BIAS = 2  # slot of a layer's bias
@@ -62,7 +63,7 @@ def ranges_of(model: ir.Model) -> list[Range]:
         groups.setdefault(_final(scale, node, owners), []).append(scale)
     least: dict[ir.Value, float] = {}
     for bias in biases_of(model):
-        largest = float(np.abs(_array(bias.codes).astype(np.float64)).max(initial=0))
+        largest = float(np.abs(numbers_of(bias.codes).astype(np.float64)).max(initial=0))
         least[bias.scale] = max(least.get(bias.scale, 0.0), largest / TOP)
     found = []
     for scale, scales in groups.items():
@@ -98,11 +99,11 @@ def narrow(model: ir.Model, shares: Mapping[str, float]) -> None:
     for bias in biases_of(model):
         share = shares.get(bias.scale.name or "", 1.0)
         if share < 1:
-            _put(bias.codes, _array(bias.codes) / share)
-            _put(bias.step, _array(bias.step) * share)
+            _put(bias.codes, numbers_of(bias.codes) / share)
+            _put(bias.step, numbers_of(bias.step) * share)
     for name, share in shares.items():
         value = model.graph.initializers[name]
-        _put(value, _array(value) * share)
+        _put(value, numbers_of(value) * share)
 
 
 def shift(model: ir.Model, shifts: Mapping[str, Floats]) -> None:
@@ -113,9 +114,9 @@ def shift(model: ir.Model, shifts: Mapping[str, Floats]) -> None:
         shifts: (channels,) by the name of the layer.
     """
     for bias in biases_of(model):
-        codes, more = _array(bias.codes), shifts.get(bias.layer.name or "")
+        codes, more = numbers_of(bias.codes), shifts.get(bias.layer.name or "")
         if more is not None and more.shape == codes.shape:
-            _put(bias.codes, np.clip(codes + more / _array(bias.step), -TOP, TOP))
+            _put(bias.codes, np.clip(codes + more / numbers_of(bias.step), -TOP, TOP))
 
 
 def biases_of(model: ir.Model) -> Iterator[Bias]:
@@ -131,8 +132,7 @@ def biases_of(model: ir.Model) -> Iterator[Bias]:
 
 def _back(node: ir.Node, slot: int) -> ir.Node | None:
     """Return the node that converts an input back to float; None for inputs in float."""
-    value = node.inputs[slot] if len(node.inputs) > slot else None
-    maker = value.producer() if value is not None else None
+    maker = maker_of(node, slot)
     return maker if maker is not None and maker.op_type == BACK else None
 
 
@@ -141,12 +141,7 @@ def _number(value: ir.Value | None) -> Array | None:
     return value.const_value.numpy() if value is not None and value.const_value is not None else None
 
 
-def _array(value: ir.Value) -> Array:
-    assert value.const_value is not None
-    return value.const_value.numpy()
-
-
 def _put(value: ir.Value, array: Array) -> None:
     """Replace the numbers of a constant; they are rounded if its type is."""
-    kind = _array(value).dtype
+    kind = numbers_of(value).dtype
     value.const_value = ir.tensor((np.rint(array) if kind.kind == "i" else array).astype(kind), name=value.name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrail.core import Block, Bools, Ints
-from onnxgrail.graph.attributes import name_of
+from onnxgrail.graph.attributes import maker_of, name_of
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.rotate.marked import BRIDGE, RANK, SECOND, is_cached
 from onnxgrail.graph.trace.facts import key
@@ -147,7 +147,7 @@ def spares(model: ir.Model, survey: Survey) -> list[Spare]:
         if BRIDGE in node.metadata_props:
             found.append(Bridge(node, tuple(bridges[node.metadata_props[BRIDGE]])))
         if RANK in node.metadata_props:
-            first = node.inputs[0].producer() if node.inputs[0] is not None else None
+            first = maker_of(node, 0)
             assert first is not None
             found.append(Pair(first, node, blocks.get(node.metadata_props[RANK])))
     return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import given
+
 MOVES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
 
 
@@ -37,8 +39,7 @@ def chosen_by(shown: ir.Value) -> str:
     """Return the name of the tensor that an output of `scored` shows."""
     node = shown.producer()
     assert node is not None
-    assert node.inputs[0] is not None
-    return node.inputs[0].name or ""
+    return given(node, 0).name or ""
 
 
 def _scores(label: ir.Value) -> ir.Value | None:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Ints
-from onnxgrail.graph.attributes import integers, name_of, number, text
+from onnxgrail.graph.attributes import given, input_of, integers, name_of, number, text
 from onnxgrail.graph.rewrite.holdings import is_compact
 from onnxgrail.graph.rewrite.weights import loading
 from onnxgrail.graph.rotate.marked import is_cached
@@ -193,12 +193,11 @@ def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
 
 
 def _consumer(node: ir.Node, position: int, operand: Operand, axes: tuple[int, int], facts: Facts) -> Consumer | None:
-    source, output = node.inputs[0], node.outputs[0]
-    assert source is not None
+    source, output = given(node, 0), node.outputs[0]
     conv, packed = node.op_type == "Conv", node.op_type == "MatMulNBits"
     rank, place = len(facts.shapes[output.name or ""]), 5 if packed else 2
     width = facts.shapes[operand.value][axes[1]]
-    within = node.inputs[place] if len(node.inputs) > place else None
+    within = input_of(node, place)
     bias = _constant(within, facts, width, spread=True)
     if within is not None and bias is None:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Refusal
-from onnxgrail.graph.attributes import integer, integers
+from onnxgrail.graph.attributes import given, integer, integers, numbers_of
 from onnxgrail.graph.fittable.trainable import FLOATS
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
@@ -50,9 +50,8 @@ class Matrix:
 
 def array_of(matrix: Matrix, graph: ir.Graph) -> Array:
     """Return the numbers of the matrix, (m, n); the axes of a convolution after the first one are inputs."""
-    tensor = graph.initializers[matrix.weight].const_value
-    assert tensor is not None
-    array = tensor.numpy().reshape(len(tensor.numpy()), -1)
+    numbers = numbers_of(graph.initializers[matrix.weight])
+    array = numbers.reshape(len(numbers), -1)
     return array.T if matrix.turned else array
 
 
@@ -175,8 +174,7 @@ def factor(graph: ir.Graph, matrix: Matrix, down: Array, up: Array) -> Factored:
         second[way] = constant(graph, (up.T if way else up).astype(dtype.numpy()), f"{matrix.weight}/up", old=old)
     between = {}
     for node in matrix.nodes:
-        source = node.inputs[0]
-        assert source is not None
+        source = given(node, 0)
         name = free_name(graph, f"{key(node)}/lowrank")
         made = ir.Node("", "MatMul", [source, first], num_outputs=1, name=name)
         made.metadata_props.update(node.metadata_props)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import MICROSOFT, integer
+from onnxgrail.graph.attributes import MICROSOFT, input_of, integer, maker_of
 from onnxgrail.graph.cuts.judged import judge_at
 from onnxgrail.graph.trace.facts import captures, constant_of, key
 from onnxgrail.graph.trace.survey import Operand, Survey
@@ -182,7 +182,7 @@ class _Finder:
 
     def _part(self, node: ir.Node, operand: int, channels: int, *, axis: int | None = None) -> Part | None:
         """Return a constant of this node alone, with one slice per channel; None for others."""
-        value = node.inputs[operand] if operand < len(node.inputs) else None
+        value = input_of(node, operand)
         if value is None or not value.name or value.name not in self.facts.constants:
             return None
         producer = value.producer()
@@ -220,7 +220,7 @@ class _Finder:
         if node is None:
             return False
         if node.op_type == "Reshape":  # a decomposed group norm
-            source = node.inputs[0].producer() if node.inputs[0] is not None else None
+            source = maker_of(node, 0)
             return source is not None and source.op_type == "InstanceNormalization"
         if node.op_type == "Div":
             return self._deviation(node.inputs[1], axis)
@@ -251,5 +251,5 @@ def _has_norm_behind(node: ir.Node) -> bool:
 
 def _behind_conv(node: ir.Node) -> bool:
     """Return True if the input comes from a convolution without other readers."""
-    source = node.inputs[0].producer() if node.inputs[0] is not None else None
+    source = maker_of(node, 0)
     return source is not None and source.op_type in ("Conv", "ConvTranspose") and _has_norm_behind(source)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrail.core import Array
-from onnxgrail.graph.attributes import integer, number
+from onnxgrail.graph.attributes import integer, number, numbers_of
 from onnxgrail.graph.fittable.matrices import stored, turned_in
 from onnxgrail.graph.stored.looked_up import is_pairs
 
@@ -28,9 +28,7 @@ class Table:
 
     def array(self, graph: ir.Graph) -> Array:
         """Return the numbers, (rows, columns)."""
-        tensor = graph.initializers[self.weight].const_value
-        assert tensor is not None
-        return tensor.numpy()
+        return numbers_of(graph.initializers[self.weight])
 
 
 def tables(model: ir.Model) -> list[Table]:

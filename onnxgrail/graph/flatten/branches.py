@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import given
 from onnxgrail.graph.trace.facts import CHOICE, OWN, Branch, bodies, constants, is_choice, key
 
 SIDES = {"then": "then_branch", "else": "else_branch"}
@@ -205,9 +206,7 @@ def folded(model: ir.Model, *, own_names: bool = True) -> ir.Model:
     whole.meta.update(model.meta)
     graph = whole.graph
     for gate in [node for node in graph if node.meta.get(_GATE)]:
-        source = gate.inputs[0]
-        assert source is not None
-        gate.outputs[0].replace_all_uses_with(source)
+        gate.outputs[0].replace_all_uses_with(given(gate, 0))
         graph.remove(gate, safe=True)
     places = _places(graph)
     inside: dict[Scope, list[ir.Node]] = defaultdict(list)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import given, input_of, integer
 from onnxgrail.graph.ops.tensors.cut import constant
 
 
@@ -26,7 +26,7 @@ def unpack(model: ir.Model) -> None:
 
 def _sizes(node: ir.Node) -> Ints | None:
     """Return the sizes of the pieces; None if they are not known before the model runs."""
-    source, split = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    source, split = node.inputs[0], input_of(node, 1)
     known = _value(split)
     if source is None or known is None:
         return None
@@ -46,7 +46,7 @@ def _readers(graph: ir.Graph, node: ir.Node, count: int) -> list[tuple[int, ir.N
         return None
     found = []
     for reader, operand in sequence.uses():
-        place = _value(reader.inputs[1]) if len(reader.inputs) > 1 else None
+        place = _value(input_of(reader, 1))
         if reader.op_type != "SequenceAt" or reader.graph is not graph or operand or place is None:
             return None
         at = int(place.ravel()[0])
@@ -65,10 +65,8 @@ def _value(value: ir.Value | None) -> Ints | None:
 
 
 def _replace(graph: ir.Graph, node: ir.Node, sizes: Ints, readers: list[tuple[int, ir.Node]], version: int) -> None:
-    source = node.inputs[0]
-    assert source is not None
     attributes: list[ir.Attr] = [node.attributes["axis"]] if "axis" in node.attributes else []
-    inputs: list[ir.Value] = [source]
+    inputs = [given(node, 0)]
     name = node.outputs[0].name or "split"
     if version < 13:
         attributes.append(ir.AttrInt64s("split", sizes.tolist()))

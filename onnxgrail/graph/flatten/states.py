@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
-from onnxgrail.graph.attributes import integer, integers, name_of
+from onnxgrail.graph.attributes import integer, integers, maker_of, name_of
 from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.flow import Flow
 from onnxgrail.graph.trace.labels import Mark
@@ -109,11 +109,9 @@ def _of_layer(node: ir.Node, slot: int, step: _Step, facts: Facts) -> int | None
 
 def _of_gate(node: ir.Node, slot: int, step: _Step, facts: Facts) -> int | None:  # noqa: ARG001
     """Return the units of a cell written out: a gate, or one minus a gate, multiplies its state."""
-    other = node.inputs[1 - slot] if node.op_type == "Mul" else None
-    maker = other.producer() if other is not None else None
+    maker = maker_of(node, 1 - slot) if node.op_type == "Mul" else None
     if maker is not None and maker.op_type == "Sub":
-        given = maker.inputs[1]
-        maker = given.producer() if given is not None else None
+        maker = maker_of(maker, 1)
     return step.axes[-1] if step.axes and maker is not None and maker.op_type in GATES else None
 
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.errors import RewriteError
+from onnxgrail.graph.attributes import given
 from onnxgrail.graph.io.mapped import like
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
@@ -56,8 +57,7 @@ def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, capture
     Returns:
         The values that the operands no longer read: empty if the constant was changed in place.
     """
-    value = places[0][0].inputs[places[0][1]]
-    assert value is not None
+    value = given(*places[0])
     if value.const_value is not None and _same(value.const_value.numpy(), array):
         return set()
     if is_sole(graph, value, places, captured):

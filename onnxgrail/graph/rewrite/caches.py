@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
-from onnxgrail.graph.attributes import integer, integers, name_of, names_of
+from onnxgrail.graph.attributes import given, integer, integers, maker_of, name_of, names_of, numbers_of
 from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.products import is_product
@@ -54,8 +54,7 @@ class _Cache:
 def with_matrices(model: ir.Model, facts: Facts) -> Facts:
     """Put matrices, identities, after each past and before each present of a cache, in place; return the new facts."""
     for cache in list(_caches(model.graph, facts)):
-        source = cache.node.inputs[cache.operand]
-        assert source is not None
+        source = given(cache.node, cache.operand)
         shape, dtype = facts.shapes[cache.made.name or ""], facts.dtypes[cache.made.name or ""]
         found = _between(model.graph, cache, source, facts, cache.past)
         cache.node.replace_input_with(cache.operand, found.last)
@@ -264,10 +263,7 @@ def _hand_on(graph: ir.Graph, cache: _Cache, last: ir.Value) -> None:
 
 def _matrices(node: ir.Node, count: int) -> Floats:
     """Return the (heads, before, after) matrices on the diagonal of the matrix that a past is multiplied by."""
-    value = node.inputs[1]
-    assert value is not None
-    assert value.const_value is not None
-    numbers = value.const_value.numpy().astype(np.float64)
+    numbers = numbers_of(given(node, 1)).astype(np.float64)
     rows, columns = numbers.shape
     apart = numbers.reshape(count, rows // count, count, columns // count)
     return np.ascontiguousarray(apart[np.arange(count), :, np.arange(count)])
@@ -276,12 +272,11 @@ def _matrices(node: ir.Node, count: int) -> Floats:
 def _remove(graph: ir.Graph, node: ir.Node, told: dict[str, int | str | bool], width: int) -> None:
     """Remove the nodes around a matrix; the input or output of the model gets the channels of the heads."""
     first, last = node, node
-    while (before := first.inputs[0].producer() if first.inputs[0] is not None else None) and is_cached(before):
+    while (before := maker_of(first, 0)) and is_cached(before):
         first = before
     while not last.outputs[0].is_graph_output() and is_cached(reader := next(iter(last.outputs[0].uses())).node):
         last = reader
-    source, end = first.inputs[0], last.outputs[0]
-    assert source is not None
+    source, end = given(first, 0), last.outputs[0]
     if end.is_graph_output():
         graph.outputs[[*graph.outputs].index(end)] = source
         end.name, source.name = None, end.name
@@ -294,5 +289,4 @@ def _remove(graph: ir.Graph, node: ir.Node, told: dict[str, int | str | bool], w
             value.shape = ir.Shape(dims)
     while (copy := source.producer()) is not None and _copies(copy) and told["past"]:
         source.shape = None  # it was recorded for all channels
-        source = copy.inputs[0]
-        assert source is not None
+        source = given(copy, 0)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints
+from onnxgrail.graph.attributes import given
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import Place, assign, is_sole, own_node, set_operands
 from onnxgrail.graph.rewrite.unique import free_name
@@ -69,8 +70,7 @@ def pick(graph: ir.Graph, places: Sequence[Place], operand: Operand, dead: Bools
         dead: (ids,) mask of removed units.
     """
     reader, position = places[0]
-    value = reader.inputs[position]
-    assert value is not None
+    value = given(reader, position)
     for axis, units in operand.units.items():
         if dead[units].any():
             stays = constant(graph, np.flatnonzero(~dead[units]), f"{operand.param}/kept{axis}")
@@ -94,8 +94,7 @@ def fill(
     Returns:
         Values that may no longer have readers.
     """
-    value = places[0][0].inputs[places[0][1]]
-    assert value is not None
+    value = given(*places[0])
     holder = own_node(graph, value, places)
     before = {v for v in holder.inputs if v is not None}
     _resize(graph, holder, 0, np.array(shape, dtype=np.int64), param, captured)
@@ -105,8 +104,7 @@ def fill(
 
 def _resize(graph: ir.Graph, node: ir.Node, operand: int, sizes: Ints, param: str, captured: Collection[str]) -> None:
     """Write a shape: in place if only this node reads the old one, else as a new constant."""
-    old = node.inputs[operand]
-    assert old is not None
+    old = given(node, operand)
     if is_sole(graph, old, [(node, operand)], captured):
         assign(old, sizes)
     else:

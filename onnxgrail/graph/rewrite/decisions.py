@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Bools
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
+from onnxgrail.graph.attributes import given
 from onnxgrail.graph.ops.rule import find_narrow
 from onnxgrail.graph.ops.tensors.cut import Cut, constant
 from onnxgrail.graph.rewrite.assign import assign, is_sole
@@ -77,8 +78,7 @@ def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledg
     growth: Growth = {}
     captured = {name for node in nodes for name in captures(node)}
     forms = {form.operand.param: form for holding in survey.holdings for form in holding.forms}
-    for value in dict.fromkeys(n.inputs[position] for users in claims.values() for n, position, _ in users):
-        assert value is not None
+    for value in dict.fromkeys(given(n, position) for users in claims.values() for n, position, _ in users):
         captured |= _write_sizes(graph, value, survey)  # hold measured sizes: replaced, not changed
     for param, users in claims.items():
         stored = survey.facts.stored.get(users[0][2].value)
@@ -101,8 +101,7 @@ def _cut(
 ) -> set[ir.Value]:
     """Cut one constant for the operands of a working array; return the values that these no longer read."""
     first, at, operand = users[0]
-    value, places, param = first.inputs[at], [(node, position) for node, position, _ in users], operand.param
-    assert value is not None
+    value, places, param = given(first, at), [(node, position) for node, position, _ in users], operand.param
     renewed = param in ledger.arrays
     if form is not None and form.picked and not renewed:
         pick(graph, places, operand, ledger.dead)

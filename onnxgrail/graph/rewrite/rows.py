@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints, Refusal
-from onnxgrail.graph.attributes import integer, name_of
+from onnxgrail.graph.attributes import given, integer, name_of
 from onnxgrail.graph.fittable.matrices import uses
 from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.io.mapped import like
@@ -159,8 +159,7 @@ class _Cutter:
 
     def _row_numbers(self, node: ir.Node, size: int) -> ir.Value:
         """Return the row numbers of the ids that a node looks up."""
-        ids = node.inputs[1]
-        assert ids is not None
+        ids = given(node, 1)
         if (ids, size) not in self._found:
             rows = self._map(size, int(np.searchsorted(self.rows, self._first)), f"{name_of(node, 0)}/row_of_id")
             made = self._node("Gather", [rows, ids], f"{key(node)}/row", node, axis=0)

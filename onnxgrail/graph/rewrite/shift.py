@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array
+from onnxgrail.graph.attributes import input_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import own_node, set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
@@ -48,7 +49,7 @@ def _inside(
     graph: ir.Graph, node: ir.Node, shift: Array, survey: Survey, ledger: Ledger, captured: Collection[str]
 ) -> None:
     """Add a shift to the bias input of a Conv or Gemm."""
-    old = node.inputs[2] if len(node.inputs) > 2 else None
+    old = input_of(node, 2)
     computed = _computed(node, 2, survey, ledger)
     if old is None:
         node.resize_inputs(3)
@@ -77,7 +78,7 @@ def _coded(graph: ir.Graph, node: ir.Node, old: ir.Value, shift: Array, captured
 
 def _computed(node: ir.Node, place: int, survey: Survey, ledger: Ledger) -> Array | None:
     """Return the remaining numbers of a bias that is computed from constants; None if they are not known."""
-    old = node.inputs[place] if len(node.inputs) > place else None
+    old = input_of(node, place)
     operand = survey.operands.get((key(node), place))
     name = operand.value if operand is not None else (old.name or "") if old is not None else ""
     if name not in survey.facts.constants or name not in survey.facts.values:

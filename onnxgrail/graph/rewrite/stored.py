@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
 from onnxgrail.errors import RewriteError
+from onnxgrail.graph.attributes import given, input_of, maker_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import Place, own_node, set_operands
 from onnxgrail.graph.rewrite.unique import free_name
@@ -82,8 +83,7 @@ def follow(
     """
     replaced: set[ir.Value] = set()
     for node in nodes:
-        weight, bias = (node.inputs[k] if k < len(node.inputs) else None for k in (WEIGHT, BIAS))
-        source = bias.producer() if bias is not None else None
+        weight, bias, source = input_of(node, WEIGHT), input_of(node, BIAS), maker_of(node, BIAS)
         if weight not in growth or bias is None or source is None or not is_dequantised(source):
             continue
         load = _load(source, survey)
@@ -126,9 +126,7 @@ def _place(graph: ir.Graph, holder: ir.Node, position: int, part: Array) -> Plac
 
 def _before(graph: ir.Graph, node: ir.Node, slot: int) -> ir.Node:
     """Return the node that makes an input, or a copy of it for this node alone; its shape will change."""
-    value = node.inputs[slot]
-    assert value is not None
-    maker = own_node(graph, value, [(node, slot)])
+    maker = own_node(graph, given(node, slot), [(node, slot)])
     maker.outputs[0].shape = None
     return maker
 
@@ -170,16 +168,12 @@ def _holders(graph: ir.Graph, stored: Stored, places: Sequence[Place]) -> dict[i
         return {node: node.outputs[0] for node, _ in places}
     found: dict[ir.Value, list[Place]] = {}
     for node, position in places:
-        value = node.inputs[position]
-        assert value is not None
-        found.setdefault(value, []).append((node, position))
+        found.setdefault(given(node, position), []).append((node, position))
     holders = {}
     for value, some in found.items():
         last = holder = own_node(graph, value, some)
         while not is_dequantised(holder):  # transposed after it
-            inner = holder.inputs[0]
-            assert inner is not None
-            holder = own_node(graph, inner, [(holder, 0)])
+            holder = own_node(graph, given(holder, 0), [(holder, 0)])
             holder.outputs[0].shape = None
         holders[holder] = last.outputs[0]
     return holders

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Floats, Kind, Refusal
 from onnxgrail.graph import slots
-from onnxgrail.graph.attributes import name_of, number
+from onnxgrail.graph.attributes import given, name_of, number
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.products import is_fused, is_product
@@ -33,7 +33,7 @@ from onnxgrail.graph.rotate.norms import norms_of, simplify
 from onnxgrail.graph.rotate.scaled import fold_scales
 from onnxgrail.graph.rotate.streams import Stream, linear_streams_of, streams_of
 from onnxgrail.graph.rotate.unfused import separate
-from onnxgrail.graph.trace.facts import Facts, captures, constant_of
+from onnxgrail.graph.trace.facts import Facts, captures, constant_of, held
 
 MEAN = 0.999  # cosine from which a vector of a basis is the one of the mean
 STREAMS: tuple[Kind, ...] = ("stream", "embedding")
@@ -68,9 +68,7 @@ class Rotatable:
         stream = self.streams[name]
         found = {value: np.zeros((stream.width, stream.width)) for value, _ in stream.measured}
         for slot in (slot for slot in stream.slots if slot.reads):
-            array, value = constant_of(slot.value, slot.value.name or "", self.facts), slot.node.inputs[0]
-            assert array is not None
-            assert value is not None
+            array, value = held(slot.value, self.facts), given(slot.node, 0)
             rows = np.moveaxis(array, slot.axis, 0).reshape(stream.width, -1).astype(np.float64)
             found[value] += rows @ rows.T
         return list(found.values())
@@ -252,8 +250,7 @@ def _simplify(graph: ir.Graph, stream: Stream, basis: Floats, facts: Facts) -> N
 
 def _turn(graph: ir.Graph, slot: Slot, sides: _Sides, facts: Facts, captured: Collection[str]) -> None:
     """Change the basis of one constant."""
-    array = constant_of(slot.value, slot.value.name or "", facts)
-    assert array is not None
+    array = held(slot.value, facts)
     values = array.astype(np.result_type(array, np.float32))
     if slot.norm is not None and slot.norm.shift is not None and slot.norm.shift.any():
         added = _along(values, slot.axis, slot.norm.shift[:, None])

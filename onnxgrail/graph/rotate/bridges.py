@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Refusal
+from onnxgrail.graph.attributes import given
 from onnxgrail.graph.cost.counting import node_macs
 from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.io.widen import has_bfloat16, true_types
@@ -83,8 +84,7 @@ def walls_of(stream: Stream, facts: Facts) -> list[Wall]:
     shared = [slot for v, same in readers.items() if len(places[v]) > 1 or _others(same) for slot in same]
     walls = {(w.value, w.node, w.ahead): w for w in (_on_last_axis(w, stream, facts) for w in stream.walls)}
     for slot in shared:
-        value = slot.node.inputs[0] if slot.reads else slot.node.outputs[0]
-        assert value is not None
+        value = given(slot.node, 0) if slot.reads else slot.node.outputs[0]
         axis = stream.tensors[value][0]
         walls[value, slot.node, slot.reads] = Wall(value, axis, slot.norm, slot.node, ahead=slot.reads)
     return list(walls.values())

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import MICROSOFT, integers, name_of
+from onnxgrail.graph.attributes import MICROSOFT, given, integers, maker_of, name_of
 from onnxgrail.graph.fittable.tables import Table, tables
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, name_before
@@ -66,8 +66,7 @@ def bridged(model: ir.Model, facts: Facts, table: Table) -> tuple[Facts, Stream]
             reader.metadata_props[MARK] = name
             stream.slots.append(Slot(node=reader, operand=1, axis=0, reads=True))
         else:
-            fresh = head.inputs[0]
-            writer = fresh.producer() if fresh is not None else None
+            writer = maker_of(head, 0)
             assert writer is not None
             stream.slots.append(Slot(node=writer, operand=1, axis=1))
     return facts, stream
@@ -75,9 +74,8 @@ def bridged(model: ir.Model, facts: Facts, table: Table) -> tuple[Facts, Stream]
 
 def _read_directly(model: ir.Model, head: ir.Node, table: ir.Value) -> None:
     """Let a head read the table itself, not its transpose: then all that reads the table is narrowed with it."""
-    turned = head.inputs[1]
-    maker = turned.producer() if turned is not None else None
-    if turned is table or maker is None:
+    maker = maker_of(head, 1)
+    if head.inputs[1] is table or maker is None:
         return
     if head.op_type == "MatMul":
         head.op_type, head.domain = "FusedMatMul", MICROSOFT
@@ -126,8 +124,7 @@ def divided(model: ir.Model, facts: Facts, conv: ir.Node) -> tuple[Facts, Inside
         The facts, and the channels between the two.
     """
     graph, name = model.graph, name_of(conv, 1)
-    source, made, shape = conv.inputs[0], conv.outputs[0], facts.shapes[name]
-    assert source is not None
+    source, made, shape = given(conv, 0), conv.outputs[0], facts.shapes[name]
     first, (width, _) = _goes_first(conv, shape), _between(conv, shape)
     value = source if first else made
     sizes, dtype = facts.shapes[value.name or ""], facts.dtypes[name]

@@ -15,13 +15,14 @@ import onnx_ir as ir
 from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Stats
 from onnxgrail.graph import slots
 from onnxgrail.graph.attention import scores_of
+from onnxgrail.graph.attributes import given
 from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.rewrite.assign import set_operands
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rotate import norms
 from onnxgrail.graph.rotate.marked import FUSED, INSIDE, MARK, ORDER, PICKED, RANK, READ, is_cached
 from onnxgrail.graph.rotate.norms import Norm
-from onnxgrail.graph.trace.facts import Facts, constant_of
+from onnxgrail.graph.trace.facts import Facts, held
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,9 +49,7 @@ class Part:
     @property
     def value(self) -> ir.Value:
         """Return the constant."""
-        value = self.node.inputs[self.operand]
-        assert value is not None
-        return value
+        return given(self.node, self.operand)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -179,8 +178,7 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         alike.setdefault((name, part.axis, part.inverse, part.index.tobytes()), []).append(part)
     for same in alike.values():
         part = same[0]
-        array = constant_of(part.value, part.value.name or "", facts)
-        assert array is not None
+        array = held(part.value, facts)
         values = _changed(array.astype(np.float64), part.axis, part.index, inverse if part.inverse else basis)
         limit = slots.largest(array.dtype)
         values = np.clip(values, -limit, limit).astype(array.dtype)
@@ -199,9 +197,7 @@ def _changed(array: Floats, axis: int, index: Ints, basis: Floats) -> Floats:
 
 def rows_of(part: Part, facts: Facts) -> Floats:
     """Return the (groups, copies, width, ...) numbers of a constant's channels."""
-    array = constant_of(part.value, part.value.name or "", facts)
-    assert array is not None
-    return np.asarray(np.moveaxis(array, part.axis, 0).astype(np.float64)[part.index])
+    return np.asarray(np.moveaxis(held(part.value, facts), part.axis, 0).astype(np.float64)[part.index])
 
 
 def products_of(part: Part, facts: Facts) -> Floats:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import INNER, Ints, Kind, Refusal
 from onnxgrail.graph.attention import makes_scores, reads_weights
-from onnxgrail.graph.attributes import integer, names_of
+from onnxgrail.graph.attributes import input_of, integer, names_of
 from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.products import axes_of, is_fused, is_product
 from onnxgrail.graph.rewrite.caches import in_pairs, with_matrices, without_matrices
@@ -324,7 +324,7 @@ class _Finder:
 
     def _adds_alike(self, node: ir.Node) -> bool:
         """Return True if a layer adds a bias that is the same number for all channels."""
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = input_of(node, 2)
         return bias is not None and not any(use.node == key(node) and use.operand == 2 for use in self.flow.uses)
 
     def _made(self, node: ir.Node, use: Use) -> tuple[str, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer, integers, number, text
+from onnxgrail.graph.attributes import given, input_of, integer, integers, number, text
 from onnxgrail.graph.products import axes_of, is_product
 from onnxgrail.graph.rotate.norms import Norm
 from onnxgrail.graph.trace.facts import Facts
@@ -34,9 +34,7 @@ class Slot:
     @property
     def value(self) -> ir.Value:
         """Return the constant."""
-        value = self.node.inputs[self.operand]
-        assert value is not None
-        return value
+        return given(self.node, self.operand)
 
 
 def writing(node: ir.Node, axis: int, facts: Facts) -> list[Slot] | None:
@@ -49,7 +47,7 @@ def writing(node: ir.Node, axis: int, facts: Facts) -> list[Slot] | None:
     if is_product(node):
         _, _, kept = axes_of(node, (len(shape), rank))
         return [Slot(node=node, operand=1, axis=kept)] if axis == len(shape) - 1 and rank > 1 else None
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = input_of(node, 2)
     if bias is not None and facts.shapes.get(bias.name or "", ())[-1:] != (shape[axis],):
         return None
     if axis != 1 or (bias is not None and bias.name not in facts.constants):

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
-from onnxgrail.graph.attributes import integer, integers, number
+from onnxgrail.graph.attributes import input_of, integer, integers, maker_of, number
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import free_name
@@ -106,7 +106,7 @@ def _fused(node: ir.Node, facts: Facts) -> Norm | None:
 
 def _vector(node: ir.Node, operand: int, facts: Facts, width: int) -> Floats | None:
     """Return a constant operand with one number per position of the last axis; None for anything else."""
-    value = node.inputs[operand] if operand < len(node.inputs) else None
+    value = input_of(node, operand)
     if value is None or value.name not in facts.constants or value.name in facts.stored:
         return None
     array = constant_of(value, value.name or "", facts)
@@ -119,7 +119,7 @@ def _written_out(node: ir.Node, facts: Facts) -> Norm | None:
     """Return the normalization whose mean of squares this node computes."""
     if node.op_type != "ReduceMean" or not _over_last(node, facts):
         return None
-    square = _maker(node.inputs[0])
+    square = maker_of(node, 0)
     centered = _squared(square, facts)
     if square is None or centered is None:
         return None
@@ -141,10 +141,6 @@ def _written_out(node: ir.Node, facts: Facts) -> Norm | None:
         centered=bool(before),
     )
     return _with_vectors(norm, facts)
-
-
-def _maker(value: ir.Value | None) -> ir.Node | None:
-    return value.producer() if value is not None else None
 
 
 def sole(value: ir.Value) -> ir.Node | None:
@@ -224,7 +220,7 @@ def _uncentered(value: ir.Value, facts: Facts) -> tuple[ir.Value, list[ir.Node]]
     node = value.producer()
     if node is None or node.op_type != "Sub":
         return value, []
-    source, mean = node.inputs[0], _maker(node.inputs[1])
+    source, mean = node.inputs[0], maker_of(node, 1)
     own = source is not None and mean is not None and mean.op_type == "ReduceMean" and mean.inputs[0] is source
     if not own or mean is None or source is None or not _over_last(mean, facts):
         return value, []

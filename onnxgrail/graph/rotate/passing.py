@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer, integers
+from onnxgrail.graph.attributes import given, integer, integers
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
 Place = tuple[ir.Value, int]
@@ -59,8 +59,7 @@ class Step:
         tensors: list[Place] = [(value, out) for value in self.node.outputs[:outputs]]
         constants = []
         for operand, axis in pairs:
-            value = self.node.inputs[operand]
-            assert value is not None
+            value = given(self.node, operand)
             if value.name in self.facts.constants:
                 constants.append((operand, axis))
             else:

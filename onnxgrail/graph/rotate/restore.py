@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array
-from onnxgrail.graph.attributes import MICROSOFT, number
+from onnxgrail.graph.attributes import MICROSOFT, given, number, numbers_of
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
@@ -43,8 +43,7 @@ def _transpose_tables(model: ir.Model) -> None:
     graph = model.graph
     turned: dict[ir.Value, ir.Value] = {}
     for head in [node for node in graph if TURNED in node.metadata_props]:
-        table = head.inputs[1]
-        assert table is not None
+        table = given(head, 1)
         if table not in turned:
             name = free_name(graph, f"{table.name}/turned")
             node = ir.Node("", "Transpose", [table], [ir.AttrInt64s("perm", [1, 0])], num_outputs=1, name=name)
@@ -67,11 +66,8 @@ class _Writer:
 
     def write(self, node: ir.Node) -> None:
         """Replace one normalization by the nodes x / sqrt(mean(x²) + epsilon) * gain."""
-        x, gain = node.inputs[0], node.inputs[1]
-        assert x is not None
-        assert gain is not None
-        assert gain.const_value is not None
-        stored, name = gain.const_value.dtype, node.outputs[0].name or ""
+        x, gain, name = given(node, 0), given(node, 1), node.outputs[0].name or ""
+        stored = ir.DataType.from_numpy(numbers_of(gain).dtype)
         wide = stored.itemsize >= FLOAT.itemsize  # squares of half floats overflow
         numbers = (stored if wide else FLOAT).numpy()
         long = x if wide else self._cast(node, x, FLOAT, f"{name}/float")

@@ -21,7 +21,7 @@ from onnxgrail.graph.rewrite.unique import hand_over
 from onnxgrail.graph.rotate.layers import Slot, factor_of_bias, writing
 from onnxgrail.graph.rotate.passing import Step, passed
 from onnxgrail.graph.rotate.streams import Stream, Wall
-from onnxgrail.graph.trace.facts import Facts, captures, constant_of
+from onnxgrail.graph.trace.facts import Facts, captures, constant_of, held
 
 BIAS = 2  # operand of a convolution or a Gemm
 EPSILON = 1e-5  # the default of BatchNormalization
@@ -139,8 +139,7 @@ def _fold(graph: ir.Graph, scale: _Scale, facts: Facts) -> Facts:
     limit = slots.largest(dtype)
     shift = None if scale.shift is None else scale.shift / factor_of_bias(scale.layer[0].node)
     for slot in scale.layer:
-        array = constant_of(slot.value, slot.value.name or "", facts)
-        assert array is not None
+        array = held(slot.value, facts)
         along = [-1 if axis == slot.axis % array.ndim else 1 for axis in range(array.ndim)]
         values = array * scale.factor.reshape(along)
         if shift is not None and (slot.operand == BIAS or slot.node.op_type == "Add"):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer, integers, name_of
+from onnxgrail.graph.attributes import integer, integers, maker_of, name_of, numbers_of
 from onnxgrail.graph.stored.integers import Stored
 from onnxgrail.graph.stored.looked_up import LookedUp, lookups_of
 from onnxgrail.graph.stored.packed import BITS, BYTE, Packed
@@ -89,7 +89,7 @@ def parts_of(node: ir.Node) -> tuple[ir.Value | None, ...]:
         return tuple(node.inputs)
     if node.op_type == "Reshape":
         return lookups_of(node) or ()
-    cast = node.inputs[0].producer() if node.op_type == "Mul" and node.inputs[0] is not None else None
+    cast = maker_of(node, 0) if node.op_type == "Mul" else None
     codes = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else None
     scale = node.inputs[1] if codes is not None else None
     if codes is None or scale is None or codes.dtype not in CODES:
@@ -144,10 +144,8 @@ def _scaled(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[st
 
 def _looked_up(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> LookedUp:
     codes, scale, places, target = names
-    sizes = model.graph.initializers[target].const_value
-    assert sizes is not None
     return LookedUp(
-        shape=tuple(sizes.numpy().tolist()),
+        shape=tuple(numbers_of(model.graph.initializers[target]).tolist()),
         dtype=_dtype(model, node, scale),
         codes=codes,
         scale=scale,

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats, Ints
-from onnxgrail.graph.attributes import integer
+from onnxgrail.graph.attributes import input_of, integer, maker_of, numbers_of
 from onnxgrail.graph.stored.integers import Keep, Levels, Load, Member, kept, raised, safe, wanted
 from onnxgrail.graph.stored.packed import BYTE, packed_bits, unpacked
 
@@ -57,8 +57,7 @@ def _fits(parts: Parts) -> bool:
     """Return True if the sizes are those of a weight (outputs, inputs, ...)."""
     held = [None if value is None else value.const_value for value in parts[:3]]
     codes, scale, places = (() if tensor is None else tensor.shape.numpy() for tensor in held)
-    assert parts.target.const_value is not None
-    sizes = parts.target.const_value.numpy().tolist()
+    sizes = numbers_of(parts.target).tolist()
     if len(sizes) < 2 or min(sizes) < 1 or math.prod(codes) * EACH != math.prod(sizes) or codes[0] != sizes[0]:
         return False
     whole = len(codes) == 3 and scale == (*codes[:2], 1, 1)
@@ -78,14 +77,13 @@ def is_pairs(tensor: ir.TensorProtocol) -> bool:
 
 def _maker(node: ir.Node | None, slot: int, op: str, made_by: str) -> ir.Node | None:
     """Return the node that makes an input of a node of this type, if it has the given type."""
-    value = node.inputs[slot] if node is not None and node.op_type == op and len(node.inputs) > slot else None
-    maker = value.producer() if value is not None else None
+    maker = maker_of(node, slot) if node is not None and node.op_type == op else None
     return maker if maker is not None and maker.op_type == made_by else None
 
 
 def _constant(node: ir.Node | None, slot: int) -> ir.Value | None:
     """Return an input that is a stored constant."""
-    value = node.inputs[slot] if node is not None and len(node.inputs) > slot else None
+    value = input_of(node, slot) if node is not None else None
     fixed = value is not None and value.const_value is not None and value.producer() is None
     return value if value is not None and fixed and not value.is_graph_input() else None
 

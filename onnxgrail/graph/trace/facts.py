@@ -102,6 +102,13 @@ def constant_of(value: ir.Value | None, name: str, facts: Facts) -> Array | None
     return facts.values.get(name)
 
 
+def held(value: ir.Value, facts: Facts) -> Array:
+    """Return the numbers of a constant, stored or observed."""
+    array = constant_of(value, value.name or "", facts)
+    assert array is not None, f"{value.name} is no constant"
+    return array
+
+
 def bodies(node: ir.Node) -> list[ir.Graph]:
     """Return the graphs in a node's attributes (If branches, Loop bodies)."""
     found: list[ir.Graph] = []

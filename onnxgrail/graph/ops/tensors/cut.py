@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Bools, Ints
-from onnxgrail.graph.attributes import name_of
+from onnxgrail.graph.attributes import given, name_of
 from onnxgrail.graph.io.mapped import like
 from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.trace.facts import Facts
@@ -43,9 +43,7 @@ class Cut:
 
     def operand(self, operand: int) -> ir.Value:
         """Return an input that is present."""
-        value = self.node.inputs[operand]
-        assert value is not None
-        return value
+        return given(self.node, operand)
 
     @property
     def version(self) -> int:

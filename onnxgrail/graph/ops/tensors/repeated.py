@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import given
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
@@ -29,8 +30,7 @@ def claim(site: Site, operand: int, mark: Mark) -> bool:
     own = {site.key, *(key(node) for node in nodes)}
     steps: list[tuple[str, Mark]] = []
     for node in nodes:
-        source, made = node.inputs[0], node.outputs[0]
-        assert source is not None
+        source, made = given(node, 0), node.outputs[0]
         before, after = facts.shapes[source.name or ""], facts.shapes[made.name or ""]
         offset = len(after) - len(before)
         spanned = [a for a in mark.axes if a >= offset and before[a - offset] == after[a]]
