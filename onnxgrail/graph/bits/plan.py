@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
@@ -123,18 +122,6 @@ def by_channel(model: ir.Model, recipe: Recipe) -> bool:
     return recipe.qdq and opset_of(model) < OPSET
 
 
-def with_initializers(model: ir.Model) -> ir.Model:
-    """Return the model with its large constants as initializers, where plans look for weights; a copy if it has nodes.
-
-    Exporters of PaddlePaddle and others write weights as nodes of type Constant.
-    """
-    if not any(node.op_type == "Constant" for node in model.graph):
-        return model
-    made = model.clone()
-    LiftConstantsToInitializersPass()(made)
-    return made
-
-
 def beside(model: ir.Model, bits: Mapping[str, int]) -> dict[str, int]:
     """Return bits by weight in which a weight beside another, whose layer became two, has as many as that.
 
@@ -152,7 +139,7 @@ def plan_of(
     """Choose the matrices and tables that get smaller.
 
     Args:
-        model: the graph whose nodes will be changed, as `with_initializers` returns it.
+        model: the graph whose nodes will be changed.
         facts: its shapes.
         recipe: kind, form, block size and symmetry.
         bits: by weight, `FLOAT` for those that keep their numbers; a weight without bits has the fewest of these. If

@@ -22,10 +22,17 @@ from onnxgrail.graph.trace.survey import Survey
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bridge:
-    """A matrix that takes the change of a basis; `nodes` are all matrices of this basis, which stay or go together."""
+    """A matrix that takes the change of a basis.
+
+    Attributes:
+        node: it multiplies by the matrix.
+        nodes: those of all matrices of this basis, which stay or go together.
+        aside: it stands between a cache and heads, and the file never has it.
+    """
 
     node: ir.Node
     nodes: tuple[ir.Node, ...]
+    aside: bool = False
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -39,7 +46,7 @@ class Bridge:
     def shapes(self, survey: Survey, dead: Bools | None) -> tuple[tuple[int, ...], ...]:
         """Return the shape of the matrix where it is not needed, else none."""
         cut = (units for node in self.nodes for units in _units(node, survey))
-        needed = dead is not None and any(dead[units].any() for units in cut)
+        needed = not self.aside and dead is not None and any(dead[units].any() for units in cut)
         return () if needed else (counting.operand_shape(self.node, survey, dead, 1),)
 
     def left_out(self, sizes: Sequence[float]) -> float:
@@ -104,36 +111,7 @@ class Pair:
         return max(first + second - one, 0.0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Aside:
-    """A matrix between a cache and heads, which the file never has."""
-
-    node: ir.Node
-
-    @property
-    def nodes(self) -> tuple[ir.Node, ...]:
-        """Return the node."""
-        return (self.node,)
-
-    @property
-    def weights(self) -> tuple[str, ...]:
-        """Return the name of the matrix."""
-        return (name_of(self.node, 1),)
-
-    def more(self, survey: Survey, counted: str, dead: Bools | None) -> int:
-        """Return what it costs without the dead units; see `Pair.more`."""
-        return _cost(self.node, survey, counted, dead)
-
-    def shapes(self, survey: Survey, dead: Bools | None) -> tuple[tuple[int, ...], ...]:
-        """Return the shape of the matrix."""
-        return (counting.operand_shape(self.node, survey, dead, 1),)
-
-    def left_out(self, sizes: Sequence[float]) -> float:
-        """Return the bytes that are left out, given those of the weight by `shapes`."""
-        return sum(sizes)
-
-
-Spare = Bridge | Pair | Aside
+Spare = Bridge | Pair
 
 
 def spares(model: ir.Model, survey: Survey) -> list[Spare]:
@@ -143,7 +121,7 @@ def spares(model: ir.Model, survey: Survey) -> list[Spare]:
     found: list[Spare] = []
     for node in model.graph:
         if is_cached(node) and node.op_type == "MatMul":
-            found.append(Aside(node))
+            found.append(Bridge(node, (node,), aside=True))
         if BRIDGE in node.metadata_props:
             found.append(Bridge(node, tuple(bridges[node.metadata_props[BRIDGE]])))
         if RANK in node.metadata_props:
@@ -174,7 +152,9 @@ def pairs_of(model: ir.Model, survey: Survey) -> list[Pair]:
 
 def surplus(model: ir.Model, survey: Survey, counted: str, dead: Bools | None) -> int:
     """Return what a narrowed model costs more than without everything that does not pay."""
-    return sum(one.more(survey, counted, dead) for one in spares(model, survey) if not isinstance(one, Aside))
+    return sum(
+        one.more(survey, counted, dead) for one in spares(model, survey) if isinstance(one, Pair) or not one.aside
+    )
 
 
 def _units(node: ir.Node, survey: Survey) -> Iterable[Ints]:

@@ -23,7 +23,6 @@ from onnxgrail.graph.bits.plan import (
     beside,
     by_channel,
     plan_of,
-    with_initializers,
 )
 from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
@@ -112,7 +111,7 @@ def rounded(
     Raises:
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
     """
-    ports, slim = between(prepared.model, slim), with_initializers(slim)
+    ports = between(prepared.model, slim)
     bits = beside(slim, bits)
     facts = observe(slim, fit(prepared.feed, ports), providers=job.recipe.providers)
     made = copy(slim)
