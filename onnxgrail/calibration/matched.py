@@ -8,17 +8,26 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.feeds.signature import Signature, describe, signature_of
+from onnxgrail.calibration.branching import look_once
+from onnxgrail.calibration.feeds.signature import Signature, describe, samples_of, signature_of
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.cost import counting
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.interop import from_any
 from onnxgrail.graph.io.serial import Packed, pack, to_bytes
 from onnxgrail.graph.io.widen import has_bfloat16
 from onnxgrail.graph.rewrite.interface import between, fit
-from onnxgrail.graph.trace.facts import Facts
+from onnxgrail.graph.trace.facts import Facts, bodies, key
+from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.files.paths import check_input, path_of
+
+# Ops that multiply, but that `cost.macs` does not count: a model with them would seem lighter than it is.
+UNCOUNTED = frozenset({
+    "QGemm", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "Einsum",
+})  # fmt: skip
 
 
 def loaded(models: Sequence[Any]) -> tuple[list[Path | None], list[ir.Model]]:
@@ -84,3 +93,17 @@ def facts_of(prepared: Prepared, small: ir.Model, providers: Sequence[str]) -> F
                 hint="Only models with the same outputs can be fitted to each other",
             )
     return facts
+
+
+def counted_macs(model: ir.Model, feed: Feed, providers: Sequence[str]) -> int | None:
+    """Return the multiply-accumulates per sample of `feed`; None if they cannot be counted."""
+    try:
+        flat, facts = look_once(model, feed, providers)
+    except ModelError:
+        return None
+    if any(node.op_type in UNCOUNTED for node in flat.graph):
+        return None
+    survey = trace(flat, facts)
+    if any(bodies(node) and key(node) not in survey.repeated for node in flat.graph):
+        return None
+    return counting.macs(flat, survey) // samples_of(feed, signature_of(model))

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrail.calibration.both import Pair, run_both
-from onnxgrail.calibration.counted import counted_macs
 from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.calibration.feeds.reading import Numbers, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import signature_of
-from onnxgrail.calibration.matched import loaded, runnable
+from onnxgrail.calibration.matched import counted_macs, loaded, runnable
 from onnxgrail.calibration.observe import probe_feed
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered

@@ -15,8 +15,8 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.threads import count
 from onnxgrail.calibration.stream.dense import data_key, model_key
 from onnxgrail.errors import UsageError
-from onnxgrail.machine.files.checksums import sha256
 from onnxgrail.machine.files.paths import path_of
+from onnxgrail.machine.files.placing import sha256
 from onnxgrail.machine.group.sums import Group
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Record

@@ -1,4 +1,4 @@
-"""Parse amounts such as `60%`, `500M`, `25MB` and `8ms`."""
+"""Parse whole numbers, and amounts such as `60%`, `500M`, `25MB` and `8ms`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from dataclasses import dataclass
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.options import Metric
+
+LONGEST = 18  # digits: more do not fit into 64 bits
+
+
+def whole(text: str) -> int | None:
+    """Return the number that a text is, None if it is not a number of at most 18 digits without a sign."""
+    digits = text.strip()
+    return int(digits) if digits.isdecimal() and len(digits) <= LONGEST else None
+
 
 METRICS: tuple[Metric, ...] = ("params", "macs", "size", "latency")
 

@@ -19,8 +19,8 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.notes import without_notes
+from onnxgrail.machine.amounts import whole
 from onnxgrail.machine.files.paths import check_input, write_text
-from onnxgrail.machine.numerals import whole
 from onnxgrail.machine.plain import SCHEMA, plain
 from onnxgrail.recipe import keywords, trust
 from onnxgrail.recipe.effort import EFFORTS, filled

@@ -11,13 +11,13 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.allocation.achieved import Share
-from onnxgrail.calibration.counted import counted_macs
+from onnxgrail.calibration.matched import counted_macs
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.rewrite.interface import between, fit
-from onnxgrail.machine.files.checksums import sha256
 from onnxgrail.machine.files.paths import path_of
+from onnxgrail.machine.files.placing import sha256
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.plain import plain
 from onnxgrail.methods.refine.refinement import Refined

@@ -19,7 +19,7 @@ from onnxgrail.graph.io.mapped import weight_files
 from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.io.writing import written_bytes
-from onnxgrail.machine.files.checksums import sha256
+from onnxgrail.machine.files.placing import sha256
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.report.comparison import Weight
 from onnxgrail.report.made import Made

@@ -9,8 +9,8 @@ import pytest
 from onnxgrail import apply, bench, compare, compress, frontier, inspect
 from onnxgrail.allocation.ladders import WIDEST, divisors
 from onnxgrail.errors import OnnxGrailError, UsageError
+from onnxgrail.machine.amounts import whole
 from onnxgrail.machine.group.torchrun import join
-from onnxgrail.machine.numerals import whole
 from tests.command import run
 from tests.e2e import nets
 

@@ -21,8 +21,7 @@ from onnxgrail.calibration.runtime.session import Setup, open_session, write_opt
 from onnxgrail.core import Array, Grid
 from onnxgrail.graph.bits.unpacked import convolutions, unpack
 from onnxgrail.graph.cost.counting import parameters
-from onnxgrail.graph.fittable.matrices import array_of, matrices
-from onnxgrail.graph.fittable.tables import tables
+from onnxgrail.graph.fittable.matrices import array_of, matrices, tables
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.stored.looked_up import lookups_of

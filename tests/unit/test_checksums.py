@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from onnxgrail.machine.files.checksums import Hashed, sha256
+from onnxgrail.machine.files.placing import Hashed, sha256
 
 
 @pytest.fixture

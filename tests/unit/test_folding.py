@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from onnxgrail.algebra.fold import ward as ward_module
-from onnxgrail.algebra.fold.kmeans import kmeans
-from onnxgrail.algebra.fold.partitions import by_first_member, reducer_of
-from onnxgrail.algebra.fold.ward import joined, squared_distances, ward
+from onnxgrail.algebra.fold import kmeans as module
+from onnxgrail.algebra.fold.kmeans import by_first_member, joined, kmeans, reducer_of, squared_distances, ward
 from onnxgrail.algebra.narrow import plain_weights
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.reducers.fold import Fold
@@ -67,7 +65,7 @@ def test_ward_joins_what_adds_least(rng: np.random.Generator) -> None:
 def test_ward_of_too_many_rows_is_kmeans(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rng.standard_normal((50, 3))
     assert not np.array_equal(ward(rows, 20), kmeans(rows, 20))
-    monkeypatch.setattr(ward_module, "PAIRWISE", 49)
+    monkeypatch.setattr(module, "PAIRWISE", 49)
     assert np.array_equal(ward(rows, 20), kmeans(rows, 20))
 
 

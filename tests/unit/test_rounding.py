@@ -14,10 +14,8 @@ from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Array, Floats, Grid
 from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.bits.dequantize import dequantize_matrix, dequantize_table
-from onnxgrail.graph.bits.matrices import pack, stored_bytes
-from onnxgrail.graph.bits.tables import pack_table, stored_table_bytes
-from onnxgrail.graph.fittable.matrices import matrices
-from onnxgrail.graph.fittable.tables import tables
+from onnxgrail.graph.bits.matrices import pack, pack_table, stored_bytes, stored_table_bytes
+from onnxgrail.graph.fittable.matrices import matrices, tables
 from onnxgrail.graph.io.serial import pack as serialised
 from onnxgrail.graph.stored.integers import Levels
 from tests.tiny import tiny

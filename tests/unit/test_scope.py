@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from onnxgrail.graph.trace.scopes import common_scope, scope
+from onnxgrail.graph.notes import common_scope, scope
 
 
 def node(scopes: str | None, name: str = "/encoder/dense/MatMul") -> ir.Node:

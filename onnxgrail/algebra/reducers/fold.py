@@ -8,9 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from onnxgrail.algebra.fold.kmeans import kmeans
-from onnxgrail.algebra.fold.partitions import reducer_of
-from onnxgrail.algebra.fold.ward import ward
+from onnxgrail.algebra.fold.kmeans import kmeans, reducer_of, ward
 from onnxgrail.algebra.reducers.factory import checked, folds
 from onnxgrail.algebra.reducers.prune import Prune
 from onnxgrail.algebra.select.selectors.l2 import L2

@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from onnxgrail.algebra.fit.normal import columns_of, probe_number
-from onnxgrail.algebra.fold.partitions import reducer_of
-from onnxgrail.algebra.fold.ward import distances_of, joined
+from onnxgrail.algebra.fold.kmeans import distances_of, joined, reducer_of
 from onnxgrail.algebra.reducers.factory import checked, folds
 from onnxgrail.algebra.reducers.prune import Prune
 from onnxgrail.algebra.select.selectors.l2 import L2

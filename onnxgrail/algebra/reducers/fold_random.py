@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from onnxgrail.algebra.fold.partitions import reducer_of
+from onnxgrail.algebra.fold.kmeans import reducer_of
 from onnxgrail.algebra.reducers.factory import checked, folds
 from onnxgrail.algebra.reducers.prune import Prune
 from onnxgrail.core import Floats, Reducer, View

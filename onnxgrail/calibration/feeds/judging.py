@@ -12,7 +12,7 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.core import Feed, Floats
 from onnxgrail.errors import UsageError
-from onnxgrail.machine.numerals import whole
+from onnxgrail.machine.amounts import whole
 
 AUTO = "auto"  # default of --held-out: a fifth of the data, see `held_out`
 CHECKED_SAMPLES = 16  # limit of calibration samples, which say little because fits have seen them

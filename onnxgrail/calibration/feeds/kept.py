@@ -13,7 +13,7 @@ from onnxgrail.errors import UsageError
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.rewrite.rows import Trimmed, trim
-from onnxgrail.machine.numerals import whole
+from onnxgrail.machine.amounts import whole
 
 OTHERS = ("mask", "position", "segment", "token_type")  # parts of names of integer inputs that hold no tokens
 

@@ -13,8 +13,8 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import TypeVar
 
+from onnxgrail.machine.amounts import whole
 from onnxgrail.machine.group.sums import Shard
-from onnxgrail.machine.numerals import whole
 
 In = TypeVar("In")
 Out = TypeVar("Out")

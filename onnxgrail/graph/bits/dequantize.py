@@ -10,8 +10,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Rounded
 from onnxgrail.graph.attributes import integer, numbers_of
 from onnxgrail.graph.bits.matrices import first
-from onnxgrail.graph.fittable.matrices import Matrix, swept
-from onnxgrail.graph.fittable.tables import Table
+from onnxgrail.graph.fittable.matrices import Matrix, Table, swept
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
 

@@ -15,12 +15,18 @@ from onnxgrail.errors import ModelError
 from onnxgrail.graph.attributes import given, input_of, numbers_of
 from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
 from onnxgrail.graph.bits.folded import origin
-from onnxgrail.graph.bits.matrices import LEAST, least_padding, name_bytes, small_heads, stored_bytes, unpackable
+from onnxgrail.graph.bits.matrices import (
+    LEAST,
+    least_padding,
+    name_bytes,
+    small_heads,
+    stored_bytes,
+    stored_table_bytes,
+    unpackable,
+)
 from onnxgrail.graph.bits.slots import FLOATS, slots_of
-from onnxgrail.graph.bits.tables import stored_table_bytes
 from onnxgrail.graph.bits.unpacked import HARDLY, PAIRS_BYTES, UNEVEN, convolutions, node_bytes, saved, whole_blocks
-from onnxgrail.graph.fittable.matrices import Matrix, array_of, matrices
-from onnxgrail.graph.fittable.tables import Table, tables
+from onnxgrail.graph.fittable.matrices import Matrix, Table, array_of, matrices, tables
 from onnxgrail.graph.flatten.inner import weights_inside
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.rotate.marked import SECOND

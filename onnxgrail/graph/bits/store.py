@@ -8,12 +8,10 @@ import onnx_ir as ir
 from onnxgrail.core import Grid, Recipe, Rounded
 from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.bits.dequantize import dequantize_matrix, dequantize_table
-from onnxgrail.graph.bits.matrices import pack
+from onnxgrail.graph.bits.matrices import pack, pack_table
 from onnxgrail.graph.bits.plan import Plan
-from onnxgrail.graph.bits.tables import pack_table
 from onnxgrail.graph.bits.unpacked import unpack
-from onnxgrail.graph.fittable.matrices import Matrix
-from onnxgrail.graph.fittable.tables import Table
+from onnxgrail.graph.fittable.matrices import Matrix, Table
 from onnxgrail.graph.rewrite.unique import names_kept
 
 TYPES_OF_FOUR_BITS = 10  # the IR version that has them

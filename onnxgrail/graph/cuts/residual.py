@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnxgrail.graph.cuts.chunks import MIXING
 from onnxgrail.graph.fittable.matrices import LINEAR, WEIGHTED
 from onnxgrail.graph.fittable.trainable import trainable
+from onnxgrail.graph.notes import common_scope
 from onnxgrail.graph.trace.facts import key
-from onnxgrail.graph.trace.scopes import common_scope
 
 SUMS = {"Add": 0, "SkipLayerNormalization": 3, "SkipSimplifiedLayerNormalization": 3}
 """Ops that add a skip connection -> number of the output that is the plain sum."""

@@ -1,4 +1,4 @@
-"""Find matrices that can be replaced by two low-rank factors, and replace them."""
+"""Find matrices that can be replaced by two low-rank factors, and tables whose rows are looked up; replace matrices."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Refusal
-from onnxgrail.graph.attributes import given, integer, integers, numbers_of
+from onnxgrail.graph.attributes import given, integer, integers, number, numbers_of
 from onnxgrail.graph.fittable.trainable import FLOATS
+from onnxgrail.graph.notes import scope
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.stored.looked_up import is_pairs
 from onnxgrail.graph.trace.facts import captures, key
-from onnxgrail.graph.trace.scopes import scope
 
 LINEAR = frozenset({"MatMul", "Gemm", "FusedMatMul"})
 WEIGHTED = frozenset(
@@ -206,3 +207,35 @@ def work(matrix: Matrix, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Return the number of rows that the products multiply on the probe feed; 0 if not known."""
     names = [key(node) for node in matrix.nodes]
     return sum(int(np.prod(shapes[name][:-1])) for name in names if name in shapes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Table:
+    """A weight (rows, columns) and all of its readers.
+
+    Attributes:
+        weight: the initializer.
+        lookups: the Gather nodes that take rows of it.
+        products: the nodes that multiply by its transpose: a tied head.
+    """
+
+    weight: str
+    lookups: tuple[ir.Node, ...]
+    products: tuple[ir.Node, ...]
+
+    def array(self, graph: ir.Graph) -> Array:
+        """Return the numbers, (rows, columns)."""
+        return numbers_of(graph.initializers[self.weight])
+
+
+def tables(model: ir.Model) -> list[Table]:
+    """Return every table whose readers are lookups of rows and products with its transpose."""
+    found = []
+    for name, tensor, readers in stored(model):
+        taken = [node for node, place, turned in readers if node.op_type == "Gather" and (place, turned) == (0, False)]
+        lookups = [node for node in taken if integer(node, "axis") in (0, -2)]
+        multiplied = [node for node, place, turned in readers if turned_in(node, place, turned) is True]
+        products = [n for n in multiplied if number(n, "alpha", 1.0) == number(n, "beta", 1.0) == 1.0]
+        if lookups and len(lookups) + len(products) == len(readers) and not is_pairs(tensor):
+            found.append(Table(weight=name, lookups=tuple(lookups), products=tuple(products)))
+    return found

@@ -21,9 +21,8 @@ from onnxgrail.graph.io.serial import INFORMED
 from onnxgrail.graph.io.soundness import check, tensors
 from onnxgrail.graph.io.writing import unload, write_inline
 from onnxgrail.machine.files import drafts
-from onnxgrail.machine.files.checksums import sha256
 from onnxgrail.machine.files.paths import make_folder
-from onnxgrail.machine.files.placing import Weights, place, weights_name
+from onnxgrail.machine.files.placing import Weights, place, sha256, weights_name
 from onnxgrail.machine.files.temporary import TEMPORARY
 from onnxgrail.machine.files.unchanged import SteadyFile
 

@@ -13,8 +13,7 @@ from onnxgrail.graph.io import mapped
 from onnxgrail.graph.io.mapped import Mapped, fields, in_memory
 from onnxgrail.graph.io.serial import beside, to_file
 from onnxgrail.graph.io.wire import head
-from onnxgrail.machine.files.checksums import Hashed
-from onnxgrail.machine.files.placing import Weights
+from onnxgrail.machine.files.placing import Hashed, Weights
 
 SMALL = 256  # bytes; weights up to this size stay in the model file even with external data
 ALIGN = 64  # bytes; alignment for memory maps and vector loads

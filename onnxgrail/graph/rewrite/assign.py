@@ -1,8 +1,8 @@
-"""Write new numbers for constants: in place if there are no other readers, else as a copy."""
+"""Write new numbers for constants, in place or as a copy if others read them, and remove what nothing reads."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array
 from onnxgrail.errors import RewriteError
 from onnxgrail.graph.attributes import given
+from onnxgrail.graph.cost.counting import is_weight
 from onnxgrail.graph.io.mapped import like
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
@@ -98,3 +99,34 @@ def own_node(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.No
 
 def _same(a: Array, b: Array) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
+
+
+def sweep(graph: ir.Graph, replaced: Iterable[ir.Value]) -> None:
+    """Remove what only the replaced operands needed; what had no readers before stays.
+
+    A weight that is also a graph input is removed with its input: nothing would read it.
+    """
+    queue = list(replaced)
+    while queue:
+        value = queue.pop()
+        if value.uses() or value.is_graph_output():
+            continue
+        node = value.producer()
+        if node is None:
+            _drop(graph, value)
+            continue
+        if any(v.uses() or v.is_graph_output() for v in node.outputs) or node.graph is not graph:
+            continue
+        queue += [v for v in node.inputs if v is not None]
+        graph.remove(node, safe=True)
+
+
+def _drop(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove an initializer; a size that is also a graph input stays, since it takes no space."""
+    if not value.name or value.name not in graph.initializers:
+        return
+    if value.is_graph_input():
+        if value.dtype is None or not is_weight(value.dtype):
+            return
+        graph.inputs.remove(value)
+    del graph.initializers[value.name]

@@ -18,8 +18,8 @@ from onnxgrail.graph.attributes import given, integer, integers, maker_of, name_
 from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.products import is_product
+from onnxgrail.graph.rewrite.assign import sweep
 from onnxgrail.graph.rewrite.interface import Basis, Port, positional
-from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import free_name, hand_over
 from onnxgrail.graph.rotate.marked import CACHED, is_cached
 from onnxgrail.graph.trace.facts import Facts, key

@@ -16,11 +16,10 @@ from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
 from onnxgrail.graph.attributes import given
 from onnxgrail.graph.ops.rule import find_narrow
 from onnxgrail.graph.ops.tensors.cut import Cut, constant
-from onnxgrail.graph.rewrite.assign import assign, is_sole
+from onnxgrail.graph.rewrite.assign import assign, is_sole, sweep
 from onnxgrail.graph.rewrite.computed import fill, give, lay_out, pick
 from onnxgrail.graph.rewrite.shift import shift_biases
 from onnxgrail.graph.rewrite.stored import Growth, User, cut_stored, follow
-from onnxgrail.graph.rewrite.sweep import sweep
 from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.trace.facts import captures, constant_of, key
 from onnxgrail.graph.trace.sizes import SOURCES

@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Ints, Refusal
 from onnxgrail.graph.attributes import given, integer, name_of
-from onnxgrail.graph.fittable.matrices import uses
-from onnxgrail.graph.fittable.tables import Table, tables
+from onnxgrail.graph.fittable.matrices import Table, tables, uses
 from onnxgrail.graph.io.mapped import like
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.opset import opset_of

@@ -10,8 +10,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import input_of
 from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.assign import own_node, set_operands
-from onnxgrail.graph.rewrite.sweep import sweep
+from onnxgrail.graph.rewrite.assign import own_node, set_operands, sweep
 from onnxgrail.graph.stored.find import is_wide
 from onnxgrail.graph.trace.facts import captures, key
 from onnxgrail.graph.trace.survey import Ledger, Survey

@@ -20,8 +20,7 @@ from onnxgrail.graph.attributes import given, name_of, number
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.products import is_fused, is_product
-from onnxgrail.graph.rewrite.assign import set_operands
-from onnxgrail.graph.rewrite.sweep import sweep
+from onnxgrail.graph.rewrite.assign import set_operands, sweep
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.rotate.bridges import as_in_file, bridge, follow, refusal, walls_of
 from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, tables_of

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.attributes import MICROSOFT, given, integers, maker_of, name_of
-from onnxgrail.graph.fittable.tables import Table, tables
+from onnxgrail.graph.fittable.matrices import Table, tables
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, name_before
 from onnxgrail.graph.rotate.bridges import bridge, follow, with_layer

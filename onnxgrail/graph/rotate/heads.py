@@ -14,11 +14,10 @@ import onnx_ir as ir
 
 from onnxgrail.core import INNER, Floats, Ints, Kind, Probe, Stats
 from onnxgrail.graph import slots
-from onnxgrail.graph.attention import scores_of
 from onnxgrail.graph.attributes import given
 from onnxgrail.graph.ops.layers.inside import weighs
-from onnxgrail.graph.rewrite.assign import set_operands
-from onnxgrail.graph.rewrite.sweep import sweep
+from onnxgrail.graph.products import scores_of
+from onnxgrail.graph.rewrite.assign import set_operands, sweep
 from onnxgrail.graph.rotate import norms
 from onnxgrail.graph.rotate.marked import FUSED, INSIDE, MARK, ORDER, PICKED, RANK, READ, is_cached
 from onnxgrail.graph.rotate.norms import Norm

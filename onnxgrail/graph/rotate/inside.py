@@ -14,10 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import INNER, Ints, Kind, Refusal
-from onnxgrail.graph.attention import makes_scores, reads_weights
 from onnxgrail.graph.attributes import input_of, integer, names_of
 from onnxgrail.graph.ops.layers.inside import weighs
-from onnxgrail.graph.products import axes_of, is_fused, is_product
+from onnxgrail.graph.products import axes_of, is_fused, is_product, makes_scores, reads_weights
 from onnxgrail.graph.rewrite.caches import in_pairs, with_matrices, without_matrices
 from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.rotate.classes import aligned, positions, spread, units_of

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array, Floats
 from onnxgrail.graph.attributes import input_of, integer, integers, maker_of, number
 from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.sweep import sweep
+from onnxgrail.graph.rewrite.assign import sweep
 from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.rotate.marked import PLAIN
 from onnxgrail.graph.trace.facts import Facts, constant_of

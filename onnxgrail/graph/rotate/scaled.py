@@ -15,8 +15,7 @@ from onnxgrail.core import Array, Floats
 from onnxgrail.graph import slots
 from onnxgrail.graph.attributes import integer, number
 from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.assign import set_operands
-from onnxgrail.graph.rewrite.sweep import sweep
+from onnxgrail.graph.rewrite.assign import set_operands, sweep
 from onnxgrail.graph.rewrite.unique import hand_over
 from onnxgrail.graph.rotate.layers import Slot, factor_of_bias, writing
 from onnxgrail.graph.rotate.passing import Step, passed

@@ -15,12 +15,11 @@ import onnx_ir as ir
 
 from onnxgrail.core import INNER, Block, Ints, Kind, Probe, Refusal, Role, Slot
 from onnxgrail.graph.flatten.inner import layers_inside
+from onnxgrail.graph.notes import common_scope, scope
 from onnxgrail.graph.rotate.marked import INSIDE, LINEAR, MARK, is_cached, is_rotated
-from onnxgrail.graph.trace.causes import TIED, cause
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.flow import ONE, Flow, Use
-from onnxgrail.graph.trace.labels import Mark
-from onnxgrail.graph.trace.scopes import common_scope, scope
+from onnxgrail.graph.trace.labels import TIED, Mark, cause
 from onnxgrail.graph.trace.survey import Operand, Survey
 
 

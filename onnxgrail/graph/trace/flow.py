@@ -17,9 +17,8 @@ from onnxgrail.core import Array, Ints, Kind, Refusal, Role
 from onnxgrail.graph import slots
 from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.stored.integers import Stored
-from onnxgrail.graph.trace.causes import TIED
 from onnxgrail.graph.trace.facts import Facts, key
-from onnxgrail.graph.trace.labels import Labels, Mark
+from onnxgrail.graph.trace.labels import TIED, Labels, Mark
 
 ONE = "there is only one channel, and one must stay"
 

@@ -7,12 +7,17 @@ that a Reshape made of one).  An element is removed when the label of any mark a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from onnxgrail.core import Bools, Ints, Refusal
+
+TIED = "all positions depend on each other, so none can go alone"
+PIECES = "go only in pieces that would not leave a rectangular tensor"
+UNALIGNED = "do not line up one to one"
+SYMPTOMS = (TIED, PIECES, UNALIGNED)  # symptoms of channels that were tied together at another node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,3 +172,17 @@ class Labels:
             self.freeze(tied.labels, why)
             return None
         return tied
+
+
+def cause(stuck: Refusal, producers: Sequence[Ints], ties: Mapping[int, Refusal]) -> Refusal:
+    """Return the tie that merged all channels of a weight, if the refusal names only a symptom; else the refusal.
+
+    Args:
+        stuck: the refusal as first recorded.
+        producers: per weight that produces the channels, the label class of every position.
+        ties: by class, the last tie before the class became permanent.
+    """
+    if not any(symptom in stuck.reason for symptom in SYMPTOMS):
+        return stuck
+    whole = {int(roots[0]) for roots in producers if roots.size > 1 and (roots == roots[0]).all()}
+    return next((ties[root] for root in sorted(whole) if root in ties), stuck)

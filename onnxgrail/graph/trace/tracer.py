@@ -22,10 +22,9 @@ from onnxgrail.graph.rewrite.holdings import holdings_of
 from onnxgrail.graph.stored.declared import freeze_undeclared
 from onnxgrail.graph.stored.find import is_dequantised
 from onnxgrail.graph.trace.blocks import group
-from onnxgrail.graph.trace.causes import PIECES
 from onnxgrail.graph.trace.facts import Facts, captures, key
 from onnxgrail.graph.trace.flow import Flow, Site
-from onnxgrail.graph.trace.labels import Mark
+from onnxgrail.graph.trace.labels import PIECES, Mark
 from onnxgrail.graph.trace.modulated import modulated
 from onnxgrail.graph.trace.sizes import SOURCES, sizes_of
 from onnxgrail.graph.trace.survey import Survey

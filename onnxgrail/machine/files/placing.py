@@ -7,15 +7,41 @@ one: a run that is killed before that leaves the old graph with the old weights.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from onnxgrail.machine.files.checksums import sha256
 from onnxgrail.machine.files.drafts import locked
 from onnxgrail.machine.files.paths import sync
+
+
+class Hashed:
+    """An open file that computes the checksum of what is written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: Any) -> None:
+        """Write bytes, or an array of bytes."""
+        self._digest.update(data)
+        self.size += self._file.write(data)
+
+    @property
+    def digest(self) -> str:
+        """Return the checksum in hexadecimal."""
+        return self._digest.hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """Return the checksum of a file in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
 
 DIGITS = (16, 32, 64)  # of a checksum in a file name; more only if another file has the shorter name
 SEARCHED = 2**32  # bytes of other files that are searched for a file's name before it is removed

@@ -18,9 +18,9 @@ import numpy as np
 
 from onnxgrail.core import Array
 from onnxgrail.errors import DeviceError, LostProcessError, MissingExtraError, UsageError
+from onnxgrail.machine.amounts import whole
 from onnxgrail.machine.device import Device, device_of
 from onnxgrail.machine.group.sums import SOLO, Group, Node, push
-from onnxgrail.machine.numerals import whole
 from onnxgrail.machine.steps.codec import Record, decode, encode
 
 TIMEOUT = 1800.0  # seconds to wait for another process; the first one may solve for long

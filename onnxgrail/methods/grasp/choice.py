@@ -13,7 +13,7 @@ from onnxgrail.errors import UsageError
 from onnxgrail.graph.cuts.residual import Layer
 from onnxgrail.graph.fittable.matrices import Matrix, matrices, refusal
 from onnxgrail.graph.trace.facts import key
-from onnxgrail.machine.numerals import whole
+from onnxgrail.machine.amounts import whole
 from onnxgrail.recipe.selection import named
 
 ALL = "all"

@@ -17,12 +17,11 @@ from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.graph.cuts.chunks import Chunk, chunks
 from onnxgrail.graph.cuts.live import lives
 from onnxgrail.graph.fittable.trainable import Trainable, trainable
+from onnxgrail.graph.notes import common_scope
 from onnxgrail.graph.trace.facts import key
-from onnxgrail.graph.trace.scopes import common_scope
 from onnxgrail.machine.progress import Progress
-from onnxgrail.methods.refine.codec import FIT
 from onnxgrail.methods.refine.mixed import mixed
-from onnxgrail.methods.refine.refinement import Refined, Refinement
+from onnxgrail.methods.refine.refinement import FIT, Refined, Refinement
 from onnxgrail.methods.refine.whole import entry_of
 
 KIND = "laco"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.memory import give_back
+from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.machine.steps.steps import Steps
 
 
@@ -206,3 +208,20 @@ def logits(names: Iterable[str], first: Mapping[str, Array]) -> tuple[frozenset[
     """Return the outputs whose rows are distributions, and those of them that hold probabilities."""
     rows = {n for n in names if looks_like_logits(n, first[n])}
     return frozenset(rows), frozenset(n for n in rows if probable(first[n]))
+
+
+Fit = tuple[Refined, Mapping[str, Array]]
+"""The report entry of a fit, and the new weights."""
+
+
+def _encode(fit: Fit) -> Record:
+    entry, arrays = fit
+    return Record(arrays=arrays, notes={"entry": dataclasses.asdict(entry)})
+
+
+def _decode(record: Record) -> Fit:
+    fields = record.notes["entry"]
+    return Refined(**{**fields, "outcome": Outcome(**fields["outcome"])}), record.arrays
+
+
+FIT: Codec[Fit] = Codec(_encode, _decode)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from onnxgrail.core import Array, Outcome
 from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.machine.progress import Progress, ticking
-from onnxgrail.methods.refine.codec import FIT
-from onnxgrail.methods.refine.refinement import Refined, Refinement, logits
+from onnxgrail.methods.refine.refinement import FIT, Refined, Refinement, logits
 
 KEPT = 1 << 30  # most bytes of dense outputs to keep in memory; more are computed again
 Found = Mapping[str, Array]

@@ -33,8 +33,8 @@ from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
-from onnxgrail.narrowing.bits.entry import Entry
 from onnxgrail.narrowing.bits.sides import own
+from onnxgrail.narrowing.bits.store import Entry
 from onnxgrail.narrowing.bits.walk import ALONE, Walk
 from onnxgrail.options import WEIGHTS
 

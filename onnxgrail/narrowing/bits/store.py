@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
 from onnxgrail.algebra.rounding.grid import nearest
 from onnxgrail.core import Grid, Recipe
 from onnxgrail.graph.bits.plan import Plan
 from onnxgrail.graph.bits.store import store, store_table
-from onnxgrail.graph.fittable.matrices import Matrix, array_of
-from onnxgrail.graph.fittable.tables import Table
+from onnxgrail.graph.fittable.matrices import Matrix, Table, array_of
 from onnxgrail.graph.trace.facts import key
-from onnxgrail.narrowing.bits.entry import Entry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """The report entry of one matrix.
+
+    Attributes:
+        weight: its name; nodes: that multiply by it.
+        bits, block_size: its form.
+        rounding: `carried` if each error is made up for by the inputs rounded later, `nearest` if not.
+        before, after: squared error of its outputs as a share of their energy: rounded to nearest, and as written; None
+            if its inputs were not measured, with the reason.
+    """
+
+    weight: str
+    nodes: tuple[str, ...]
+    bits: int
+    block_size: int
+    rounding: str
+    before: float | None = None
+    after: float | None = None
+    reason: str = ""
 
 
 def nearest_matrix(graph: ir.Graph, matrix: Matrix, grid: Grid, plan: Plan, recipe: Recipe, why: str) -> Entry:

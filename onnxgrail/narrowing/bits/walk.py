@@ -22,11 +22,10 @@ from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import RECORD
-from onnxgrail.narrowing.bits.entry import Entry
 from onnxgrail.narrowing.bits.fit import Fit
 from onnxgrail.narrowing.bits.sides import Sides, memory, opened, stages, too_large
 from onnxgrail.narrowing.bits.stage import fits_of, least, record_of, untargeted
-from onnxgrail.narrowing.bits.store import entry, nearest_matrix, nearest_table
+from onnxgrail.narrowing.bits.store import Entry, entry, nearest_matrix, nearest_table
 from onnxgrail.narrowing.layers import Stage
 
 ALONE = "not fitted to the dense network"

@@ -10,9 +10,8 @@ import numpy as np
 from onnxgrail.graph.flatten.states import STATE
 from onnxgrail.graph.ops.tensors.repeated import chain, claim
 from onnxgrail.graph.rotate.marked import PICKED
-from onnxgrail.graph.trace.causes import UNALIGNED
 from onnxgrail.graph.trace.flow import Site
-from onnxgrail.graph.trace.labels import Mark
+from onnxgrail.graph.trace.labels import UNALIGNED, Mark
 
 TABLE = "a table over the last axis, as of a rotary embedding, is shared by all heads: features stay"
 INPUT = "it is combined with {}, an input of the model, whose size stays"

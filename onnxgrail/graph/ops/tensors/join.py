@@ -17,9 +17,8 @@ from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.ops.tensors.filled import holds_one, is_filled, pick
 from onnxgrail.graph.ops.tensors.layout import RUNTIME, taken
 from onnxgrail.graph.ops.tensors.repeated import claim
-from onnxgrail.graph.trace.causes import UNALIGNED
 from onnxgrail.graph.trace.flow import Site
-from onnxgrail.graph.trace.labels import Mark
+from onnxgrail.graph.trace.labels import UNALIGNED, Mark
 
 UNNAMED = "one of its outputs has no name, so the size of that piece is not known"
 CROSSED = f"the channels of its pieces {UNALIGNED}"
