@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgrail.algebra.fit.compensate import Compensator
-from onnxgrail.algebra.reducers.factory import ReducerFactory
+from onnxgrail.algebra.reducers.factory import ReducerFactory, checked
 from onnxgrail.core import Change, Reducer, Selector, View
-from onnxgrail.errors import UsageError
 
 
 def reduce_and_compensate(
@@ -37,9 +36,7 @@ def reduce_and_compensate(
     References:
         Tang et al. 2026 (GRAIL), arXiv:2602.23795.
     """
-    units = view.block.units
-    if not 1 <= kept <= units:
-        raise UsageError(f"block {view.block.name!r} has {units} units, of which {kept} cannot be kept")
+    units = checked(view, kept)
     if kept == units:
         return Change(block=view.block, reducer=Reducer(kept=np.arange(units)))
     scores = selector(view, rng) if reducer.needs_scores else None

@@ -89,14 +89,9 @@ class Found:
         return None if self.chosen is None else self.tried[self.chosen].loss
 
 
-def judged_of(entry: Mapping[str, Any]) -> Judged:
-    """Convert plain data of a `Judged` back."""
-    return Judged(**entry)
-
-
 def found_of(entry: Mapping[str, Any]) -> Found:
     """Convert plain data of a `Found` back."""
-    tried = tuple(Candidate(**{**row, "loss": judged_of(row["loss"])}) for row in entry["tried"])
+    tried = tuple(Candidate(**{**row, "loss": Judged(**row["loss"])}) for row in entry["tried"])
     cheapest = entry["cheapest"]
     cheapest = None if cheapest is None else tuple(cheapest)
     return Found(**{**entry, "tried": tried, "cheapest": cheapest})

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrail.calibration.both import Pair, run_both
-from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.calibration.stream import dense
@@ -22,7 +21,6 @@ from onnxgrail.graph.cost import counting
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.rewrite.interface import between
-from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 
 ALONE = 2  # feeds that measure the impact of one block
@@ -88,12 +86,8 @@ def impact(prepared: Prepared, recipe: Recipe, change: Change) -> float:
     nothing = weights.empty(prepared.survey)
     ledger = weights.record(change, prepared.model, prepared.survey, nothing)
     few = dataclasses.replace(prepared.batches, feeds=prepared.batches.feeds[:ALONE])
-    return _distance(prepared, recipe, ledger, few)
-
-
-def _distance(prepared: Prepared, recipe: Recipe, ledger: Ledger, batches: Batches) -> float:
     slim = narrowed(prepared, ledger)
     pair = Pair(to_bytes(prepared.model), to_bytes(slim), between(prepared.model, slim))
-    tally = run_both(pair, batches, Setup(providers=recipe.providers), judge=False)
+    tally = run_both(pair, few, Setup(providers=recipe.providers), judge=False)
     errors = [f.nmse for f in tally.results() if f.nmse is not None]
     return float(np.mean(errors)) if errors and np.isfinite(errors).all() else float("inf")

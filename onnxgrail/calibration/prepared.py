@@ -14,9 +14,10 @@ import onnx_ir as ir
 from onnxgrail.calibration.branching import Maker
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, few, ungated
-from onnxgrail.calibration.feeds.signature import samples_of, signature_of
+from onnxgrail.calibration.feeds.signature import padding_mask, samples_of, signature_of
 from onnxgrail.calibration.metric import Metric
-from onnxgrail.core import Array, Floats
+from onnxgrail.calibration.runtime.latency import single
+from onnxgrail.core import Array, Bools, Floats
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import without_pairs
 from onnxgrail.graph.cost.spare import needed, pairs_of
@@ -25,7 +26,7 @@ from onnxgrail.graph.flatten.direct import NOTHING, Unlisted, relisted
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.rewrite.caches import shown, without_matrices
 from onnxgrail.graph.rewrite.decisions import apply
-from onnxgrail.graph.rewrite.interface import changed, note
+from onnxgrail.graph.rewrite.interface import between, changed, fit, note
 from onnxgrail.graph.rewrite.rows import Trimmed
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey, named_as
@@ -148,6 +149,27 @@ class Prepared:
     def judges(self) -> Batches:
         """Return the feeds that judge the result: held-out feeds, or else a few calibration feeds."""
         return few(self.batches) if self.held_out is None else self.held_out.batches
+
+    def fed(self, model: ir.Model, batches: Batches | None = None) -> Batches:
+        """Return the feeds, calibration feeds unless others are given, as a narrowed model takes them.
+
+        Key-value caches that are inputs may have lost heads.
+        """
+        ports, some = between(self.model, model), self.batches if batches is None else batches
+        feeds = tuple(lambda make=make: fit(make(), ports) for make in some.feeds)
+        return replace(some, feeds=feeds)
+
+    def masks(self) -> tuple[Bools | None, ...]:
+        """Return per feed the mask (samples, tokens) of real positions; None if there is no padding."""
+        return tuple(map(padding_mask, self.batches))
+
+    def fed_small(self, model: ir.Model) -> dict[str, Array]:
+        """Return the small feed of the trace as a narrowed model takes it."""
+        return fit(self.feed, between(self.model, model))
+
+    def one_sample(self, model: ir.Model) -> dict[str, Array]:
+        """Return the first sample of the small feed, as a narrowed model takes it, to be timed."""
+        return single(self.fed_small(model), signature_of(self.model))
 
     def scarce(self) -> str:
         """Return a warning if the data hold too few samples for reliable statistics, '' otherwise."""

@@ -10,16 +10,13 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.allocation.found import Found
-from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.form import in_form
 from onnxgrail.calibration.quantize.static import Trials
-from onnxgrail.calibration.runtime.latency import single
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.finishing.speed import SPEED, not_slower, speed_of
 from onnxgrail.graph.io.opset import opset_of
-from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.narrowing.bits.halves import on_few
@@ -74,7 +71,7 @@ def _trials(prepared: Prepared, slim: ir.Model, job: Job) -> Iterator[Trials | N
             most = recipe.max_loss
             return most is None or loss_of(prepared, model, recipe.providers).bound <= most
 
-        feed = single(fit(prepared.feed, between(prepared.model, slim)), signature_of(prepared.model))
+        feed = prepared.one_sample(slim)
 
         def kernels(models: Sequence[ir.Model]) -> Sequence[Durations]:
             return steps.once("kernels in 8 bits", lambda: _durations(models, feed, recipe), DURATIONS)

@@ -20,7 +20,6 @@ from onnxgrail.finishing.verify import setup_of, verify
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
-from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.rounding import rounded
 from onnxgrail.narrowing.bits.speed import slow_weights
@@ -65,8 +64,8 @@ def quantised(
         verification, results = verify(prepared, final, job)
         entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
         entry |= {"judged": verification.judged, "headline": verification.headline}
-        batches = dataclasses.replace(prepared.judges, feeds=tuple(_cut(prepared, slim)))
-        tally = run_both(Pair(pack(slim), pack(final)), batches, setup_of(prepared, recipe))
+        judges = prepared.fed(slim, prepared.judges)
+        tally = run_both(Pair(pack(slim), pack(final)), judges, setup_of(prepared, recipe))
         entry["to_narrowed"] = entries(tally.results())
     return final, entry, results
 
@@ -131,9 +130,3 @@ def why_little(model: ir.Model, entry: Mapping[str, Any]) -> str:
     why, size = max(sizes.items(), key=itemgetter(1), default=("", 0))
     large = size >= MUCH * weight_bytes(model)
     return f"layers keep their numbers: {why}" if why and large else "few of its bytes are weights of layers"
-
-
-def _cut(prepared: Prepared, slim: ir.Model) -> list[Any]:
-    """Return the feeds that judge, as the narrowed model takes them."""
-    ports = between(prepared.model, slim)
-    return [lambda make=make: fit(make(), ports) for make in prepared.judges.feeds]

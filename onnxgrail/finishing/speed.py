@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize import Quantised, added
 from onnxgrail.calibration.quantize.form import elsewhere
 from onnxgrail.calibration.quantize.light import light_of, storable
-from onnxgrail.calibration.runtime.latency import in_turn, single
+from onnxgrail.calibration.runtime.latency import in_turn
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
-from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.search.latency import SLOWER
@@ -36,14 +34,12 @@ def not_slower(prepared: Prepared, slim: ir.Model, made: Quantised, job: Job) ->
     recipe, kind = job.recipe, job.recipe.quantize
     if kind == "int8" or not recipe.wants_latency or elsewhere(recipe) or recipe.providers[0] not in CPU:
         return made, ""
-    ports = between(prepared.model, slim)
-    feed = single(fit(prepared.feed, ports), signature_of(prepared.model))
-    steps = job.steps.alone()
+    steps, feed = job.steps.alone(), prepared.one_sample(slim)
     speed = steps.once("speed of the tool's model", lambda: speed_of(slim, made.model, feed, recipe), SPEED)
     if speed == 0 or speed >= SLOWER:
         return made, ""
     half = [weight.origin for weight in storable(slim)] if kind == "fp16" else []
-    feeds = [] if half or prepared.batches.synthetic else [fit(given, ports) for given in prepared.batches]
+    feeds = [] if half or prepared.batches.synthetic else [*prepared.fed(slim)]
     plain = light_of(slim, feeds).stored(half)
     note = (
         f"on this machine --quantize {kind} takes {1 / speed:.2f} times as long as float, so layers compute in float "

@@ -15,7 +15,6 @@ from onnxgrail.calibration.matched import counted_macs
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Recipe
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.files.placing import sha256
 from onnxgrail.machine.job import Job
@@ -50,7 +49,7 @@ class Fitted:
 def before_of(prepared: Prepared, model: Any, small: ir.Model, recipe: Recipe) -> tuple[Weight, Files]:
     """Return the size of the small model, which was loaded from `model` and which the fit changes in place."""
     name, files = str(model) if isinstance(model, str | Path) else "model", files_of(small, path_of(model))
-    macs = counted_macs(small, fit(prepared.feed, between(prepared.model, small)), recipe.providers)
+    macs = counted_macs(small, prepared.fed_small(small), recipe.providers)
     return Weight(name, counting.parameters(small), macs, files.bytes), files
 
 

@@ -16,7 +16,7 @@ from typing import Self
 import onnx_ir as ir
 
 from onnxgrail.allocation.few import Bits
-from onnxgrail.allocation.found import Judged, judged_of
+from onnxgrail.allocation.found import Judged
 from onnxgrail.allocation.ladders import Cost, Widths
 from onnxgrail.allocation.losses import Search
 from onnxgrail.calibration.feeds.batches import Batches
@@ -35,7 +35,7 @@ Settle = Callable[[Prepared, Mapping[str, int]], Ledger]
 """Decides and fits a model at given widths."""
 Rounds = Callable[[Prepared, ir.Model, Ledger, Bits], ir.Model]
 """Rounds the weights of a model that some decisions narrowed."""
-JUDGED: Codec[Judged] = Codec(lambda judged: Record(notes=asdict(judged)), lambda record: judged_of(record.notes))
+JUDGED: Codec[Judged] = Codec(lambda judged: Record(notes=asdict(judged)), lambda record: Judged(**record.notes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -132,7 +132,7 @@ def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, F
     output = linear().product(gram, columns)
     return Normal.of(
         _lifted(output, units, reducer),
-        gram=_both_sides(gram, units, reducer),
+        gram=_lifted(np.ascontiguousarray(_lifted(gram, units, reducer).T), units, reducer),
         plain=_unfolded(sum_rows(columns.reshape(units, -1), reducer), columns.shape[1], len(columns) // units),
         energy=dots(columns, output),
         parts=numbered,
@@ -184,15 +184,6 @@ def _squares(gram: Floats, columns: Floats) -> Floats:
 def _features(units: int, width: int, reducer: Reducer) -> Ints:
     """Return the indices of the features of the kept units."""
     return np.arange(width).reshape(units, -1)[reducer.kept].ravel()
-
-
-def _both_sides(gram: Floats, units: int, reducer: Reducer) -> Floats:
-    """Compute (R ⊗ I) G (R ⊗ I)ᵀ; by indexing if units are only dropped."""
-    if reducer.cluster is None:
-        features = _features(units, len(gram), reducer)
-        return linear().picked(gram, features, features)
-    half = _lifted(gram, units, reducer)
-    return _lifted(np.ascontiguousarray(half.T), units, reducer)
 
 
 def _lifted(features: Floats, units: int, reducer: Reducer) -> Floats:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onnxgrail.algebra.fit.normal import columns_of, probe_number
+from onnxgrail.algebra.select.selectors.flap import metric_of
 from onnxgrail.core import Change, Floats, View
 
 SHARES = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
@@ -51,11 +52,7 @@ def fluctuation(view: View) -> Floats:
     values: dict[int, Floats] = {}
     for slot, weight in view.of("consumer"):
         number = probe_number(view, slot)
-        stats = view.stats[number]
-        rows = max(stats.count, 1)
-        variance = np.maximum(stats.squares / rows - np.square(stats.total / rows), 0.0)
-        squares = np.square(columns_of(slot, weight, view.block.probes[number])).sum(axis=1)
-        here = variance * squares
+        here = metric_of("wifv", columns_of(slot, weight, view.block.probes[number]), view.stats[number])
         values[len(here)] = values.get(len(here), np.zeros(len(here))) + here
     scores = np.zeros(view.block.units)
     for one in values.values():  # probes of one block may count features differently (pooled or not)

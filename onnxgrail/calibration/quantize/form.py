@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import onnx_ir as ir
 
 from onnxgrail.calibration.agreement import same_function
+from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import spread
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize import FIRST_OPSET, Quantised, quantise
@@ -15,7 +16,6 @@ from onnxgrail.calibration.quantize.static import Static, Trials
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io.opset import opset_of, raised
-from onnxgrail.graph.rewrite.interface import Port, between, fit
 
 EIGHT = ("int8", "int8-dynamic")
 FEW = 32  # samples by which ranges are narrowed
@@ -56,13 +56,12 @@ def in_form(
         half: weights that get 16 bits where layers compute in float, for `int8` only; None to choose them.
         trials: measure which layers compute in float, for `int8` only.
     """
-    ports = between(prepared.model, slim)
-    probe = fit(prepared.feed, ports)
+    probe = prepared.fed_small(slim)
     symmetric = recipe.target == "tensorrt"
     static = Static(
-        feeds=_feeds(prepared, ports, recipe),
+        feeds=_feeds(prepared, slim, recipe),
         real=not prepared.batches.synthetic,
-        few=_few(prepared, ports) if recipe.quantize == "int8" and not prepared.batches.synthetic else (),
+        few=_few(prepared.fed(slim)) if recipe.quantize == "int8" and not prepared.batches.synthetic else (),
         half=half,
         symmetric=symmetric,
         everywhere=elsewhere(recipe),
@@ -78,7 +77,7 @@ def as_judged(prepared: Prepared, slim: ir.Model, recipe: Recipe, half: Collecti
     """
     if recipe.quantize != "int8" or elsewhere(recipe):
         return in_form(prepared, slim, recipe).model
-    return light_of(slim, _feeds(prepared, between(prepared.model, slim), recipe)).stored(half)
+    return light_of(slim, _feeds(prepared, slim, recipe)).stored(half)
 
 
 def elsewhere(recipe: Recipe) -> bool:
@@ -86,13 +85,12 @@ def elsewhere(recipe: Recipe) -> bool:
     return recipe.qdq or recipe.target == "tensorrt"
 
 
-def _feeds(prepared: Prepared, ports: Sequence[Port], recipe: Recipe) -> list[Feed]:
+def _feeds(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> list[Feed]:
     """Return the data for ranges and biases, as the narrowed model takes them."""
-    return [fit(feed, ports) for feed in prepared.batches] if recipe.quantize == "int8" else []
+    return [*prepared.fed(slim)] if recipe.quantize == "int8" else []
 
 
-def _few(prepared: Prepared, ports: Sequence[Port]) -> list[Feed]:
+def _few(batches: Batches) -> list[Feed]:
     """Return some of the data, evenly spread, by which ranges are narrowed."""
-    batches = prepared.batches
     count = min(len(batches), max(1, FEW * len(batches) // max(batches.samples, 1)))
-    return [fit(make(), ports) for make in spread(batches, count)]
+    return [make() for make in spread(batches, count)]

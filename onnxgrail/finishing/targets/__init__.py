@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import input_of
 from onnxgrail.graph.io.opset import opset_of
 
 STANDARD = ("", "ai.onnx")
@@ -80,11 +81,11 @@ def _operators(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, 
 def _limits(node: ir.Node, known: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """Yield the parser's restrictions on a supported operator that a node violates."""
     for position in known["constants"].get(node.op_type, ()):
-        value = _input(node, position)
+        value = input_of(node, position)
         if value is not None and _constant(value) is None:
             yield _found("problem", f"input {position} must be a constant", node)
     for position in known["zeros"].get(node.op_type, ()):
-        value = _input(node, position)
+        value = input_of(node, position)
         if value is not None and (_constant(value) is None or np.any(_constant(value))):
             yield _found("problem", "the zero point must be zero (quantize with symmetric ranges)", node)
     most = known["outputs"].get(node.op_type)
@@ -97,10 +98,6 @@ def _limits(node: ir.Node, known: Mapping[str, Any]) -> Iterator[dict[str, str]]
         values = attribute.value if isinstance(attribute.value, list | tuple) else [attribute.value]
         if any(value not in allowed for value in values):
             yield _found("problem", f"{name} must be {' or '.join(map(str, allowed))}", node)
-
-
-def _input(node: ir.Node, position: int) -> ir.Value | None:
-    return node.inputs[position] if position < len(node.inputs) else None
 
 
 def _constant(value: ir.Value) -> Any:

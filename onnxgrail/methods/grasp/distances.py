@@ -13,7 +13,7 @@ from onnxgrail.core import Array, Recipe
 from onnxgrail.fidelity import Sums, add_batch, finish
 from onnxgrail.fidelity.lists import lists_of
 from onnxgrail.graph.cuts.residual import Layer
-from onnxgrail.methods.grasp.measure import masks_of, outputs_of, rows_of, walk_of
+from onnxgrail.methods.grasp.measure import outputs_of, rows_of, walk_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ def apart(prepared: Prepared, recipe: Recipe, reference: ir.Model, slim: ir.Mode
     wanted, got = (walk_of(prepared, model, recipe).source(names) for model in (reference, slim))
     sums, lists = dict[str, Sums](), lists_of(reference.graph.outputs)
     squares = {layer.name: np.zeros(2) for layer in layers}
-    for batch, mask in enumerate(masks_of(prepared)):
+    for batch, mask in enumerate(prepared.masks()):
         goal, now = wanted(batch), got(batch)
         ends = ({n: side[n] for n in outputs} for side in (goal, now))
         sums = add_batch(sums, *lists.leveled({}, *ends), mask=mask)

@@ -22,7 +22,7 @@ from onnxgrail.graph.trace.facts import key
 from onnxgrail.machine.progress import Tick
 from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.methods.grasp.codecs import FIT, fit_key
-from onnxgrail.methods.grasp.measure import Cursor, masks_of, rows_of, unpadded, walk_of
+from onnxgrail.methods.grasp.measure import Cursor, rows_of, unpadded, walk_of
 
 # Folds of the samples; with fewer than FEW samples, every fold judges and the error must fall by the share SURE.
 FOLDS, FEW, SURE = 4, 64, 0.1
@@ -97,7 +97,7 @@ def _fitted(
     assert value.const_value is not None
     stored = value.const_value.numpy()
     start = (stored.T if task.now.turned else stored).astype(np.float64)
-    folds = _sums(task, start, walks, masks_of(prepared), recipe.seed)
+    folds = _sums(task, start, walks, prepared.masks(), recipe.seed)
     few = prepared.batches.samples < FEW and all(fold.count for fold in folds)
     rules = Rules(affine=False, judges=FOLDS if few else 1, margin=SURE if few else MARGIN)
     (best,) = refit(folds, [[start]], rules)

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.feeds.signature import padding_mask
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.walk import Walk
-from onnxgrail.core import Array, Bools, Feed, Floats, Recipe
+from onnxgrail.core import Array, Bools, Floats, Recipe
 from onnxgrail.errors import DataError
 from onnxgrail.graph.cuts.residual import Layer
 from onnxgrail.graph.fittable.matrices import Matrix
-from onnxgrail.graph.rewrite.interface import Port, between, fit
 from onnxgrail.graph.trace.facts import constants, key
 from onnxgrail.machine.progress import Tick
 
 UNKNOWN = 0.5  # cosine for tensors that cannot be compared
 
 
-def feeds_of(prepared: Prepared, model: ir.Model) -> list[Callable[[], Feed]]:
-    """Return the calibration batches for a narrowed model: key-value caches that are inputs may have lost heads."""
-    ports = between(prepared.model, model)
-    return [functools.partial(_fitting, make, ports) for make in prepared.batches.feeds]
-
-
-def _fitting(make: Callable[[], Feed], ports: Sequence[Port]) -> Feed:
-    return fit(make(), ports)
-
-
-def masks_of(prepared: Prepared) -> list[Bools | None]:
-    """Return per batch the mask (samples, tokens) of real positions; None if there is no padding."""
-    return [padding_mask(feed) for feed in prepared.batches]
-
-
 def walk_of(prepared: Prepared, model: ir.Model, recipe: Recipe) -> Walk:
     """Return a walk of all batches at the beginning of a model."""
-    feeds = (make() for make in feeds_of(prepared, model))
-    return Walk(model, prepared.survey.facts, feeds, providers=recipe.providers)
+    return Walk(model, prepared.survey.facts, prepared.fed(model), providers=recipe.providers)
 
 
 def outputs_of(model: ir.Model) -> list[str]:

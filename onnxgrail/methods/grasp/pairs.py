@@ -16,7 +16,7 @@ from onnxgrail.errors import ModelError, UnsupportedOpError
 from onnxgrail.fidelity import looks_like_logits, probable
 from onnxgrail.graph.fittable.matrices import Matrix, array_of
 from onnxgrail.machine.progress import Tick
-from onnxgrail.methods.grasp.measure import Cursor, feeds_of, grams, masks_of
+from onnxgrail.methods.grasp.measure import Cursor, grams
 from onnxgrail.methods.grasp.targets import Group, rank
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def slope_of(
     """
     from onnxgrail.torchgraph.slope import Data, slopes
 
-    feeds = feeds_of(prepared, slim)
+    feeds = prepared.fed(slim).feeds
     share, _ = RANKS[recipe.grasp_rank]
     loss = loss_of(slim, feeds[0](), outputs, share=share)
     if loss is None:
         raise ModelError("no output is of floating point, so there is no loss", hint="Use --grasp-rank magnitude")
     expected = {name: outputs[name] for name in loss.outputs}
     try:
-        found = slopes(slim, names, Data(feeds, masks_of(prepared)), loss, expected=expected, tick=tick)
+        found = slopes(slim, names, Data(feeds, prepared.masks()), loss, expected=expected, tick=tick)
     except UnsupportedOpError as error:
         hint = "Rank without gradients: --grasp-rank magnitude"
         raise UnsupportedOpError(str(error.args[0]), hint=hint, op=error.op) from error
@@ -82,7 +82,7 @@ def pairs_of(
         slope: gradients, if values are ranked by them.
         known: weights whose pairs an interrupted run has finished.
     """
-    masks, model = masks_of(prepared), cursor.model
+    masks, model = prepared.masks(), cursor.model
     for group in groups:
         begin, some = group.begin, group.matrices
         missing = [matrix for matrix in some if matrix.weight not in known]

@@ -19,7 +19,7 @@ from onnxgrail.methods.grasp import codecs
 from onnxgrail.methods.grasp.distances import Apart, apart
 from onnxgrail.methods.grasp.entries import Errors
 from onnxgrail.methods.grasp.fitting import Task, refitted, ups
-from onnxgrail.methods.grasp.measure import Cursor, masks_of, outputs_of, redundancies
+from onnxgrail.methods.grasp.measure import Cursor, outputs_of, redundancies
 from onnxgrail.methods.grasp.pairs import RANKS, Slope, pairs_of, slope_of
 from onnxgrail.methods.grasp.targets import Group
 
@@ -38,7 +38,7 @@ class Run:
 
     def redundancies(self, walk: Walk, every: Sequence[Layer]) -> dict[str, float]:
         """Return the similarity of every layer's input and output."""
-        masks = masks_of(self.prepared)
+        masks = self.prepared.masks()
         tick = ticking(self.job.progress, "redundancy", len(masks))
         return self.job.steps.once(
             "grasp redundancy", lambda: redundancies(walk, every, masks, tick), codecs.REDUNDANCIES

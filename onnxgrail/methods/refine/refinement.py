@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from onnxgrail.algebra.fit.channelwise import narrowed
 from onnxgrail.calibration.feeds.judging import gate
-from onnxgrail.calibration.feeds.signature import padding_mask
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.walk import Walk
@@ -84,17 +83,14 @@ class Refinement:
 
     def walk(self, model: ir.Model, numbers: Sequence[int] | None = None) -> Walk:
         """Return a walk of all batches, or those with the given numbers, at the beginning of a model."""
-        prepared = self.prepared
-        ports = between(prepared.model, model)  # key-value caches that are inputs may have lost heads
-        makers = prepared.batches.feeds
-        feeds = (fit(make(), ports) for k, make in enumerate(makers) if numbers is None or k in numbers)
-        facts = self.facts if self.facts is not None and model is self.slim else prepared.survey.facts
+        makers = self.prepared.fed(model).feeds
+        feeds = (make() for k, make in enumerate(makers) if numbers is None or k in numbers)
+        facts = self.facts if self.facts is not None and model is self.slim else self.prepared.survey.facts
         return Walk(model, facts, feeds, providers=self.recipe.providers)
 
     def own(self) -> Facts:
         """Return the present shapes of the narrowed model."""
-        feed = fit(self.prepared.feed, between(self.prepared.model, self.slim))
-        return observe(self.slim, feed, providers=self.recipe.providers)
+        return observe(self.slim, self.prepared.fed_small(self.slim), providers=self.recipe.providers)
 
     def here(self, name: str) -> str:
         """Return the name of a dense tensor in the narrowed model."""
@@ -197,11 +193,6 @@ class Refinement:
                 one.update(passed)
             self.tidy()
         return [{n: one[n] for n in names if n in one} for one in found]
-
-
-def masks_of(prepared: Prepared) -> tuple[Bools | None, ...]:
-    """Return per batch the mask (samples, tokens) of real positions; None if there is no padding."""
-    return tuple(padding_mask(feed) for feed in prepared.batches)
 
 
 def logits(names: Iterable[str], first: Mapping[str, Array]) -> tuple[frozenset[str], frozenset[str]]:

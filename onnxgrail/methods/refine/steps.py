@@ -22,7 +22,7 @@ from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Progress
 from onnxgrail.methods.refine.needed import require_torch
-from onnxgrail.methods.refine.refinement import Refined, Refinement, masks_of
+from onnxgrail.methods.refine.refinement import Refined, Refinement
 from onnxgrail.search.candidates import loss_of
 
 REFINEMENTS: Mapping[str, Callable[[Refinement, Progress], tuple[Refined, ...]]] = registry.REFINEMENTS
@@ -56,7 +56,7 @@ def refine(
         # Weights fitted to the dense network have the channels of a cluster's representative, not their average.
         stand=twins(prepared.survey.ids, () if recipe.compensate == BEST else changes),
         deadline=_deadline(recipe),
-        masks=masks_of(prepared),
+        masks=prepared.masks(),
     )
     entries = _all(refinement, job.progress)
     return entries if unfitted is None else _within(prepared, recipe, (unfitted, slim), entries)
@@ -82,7 +82,7 @@ def refine_other(prepared: Prepared, job: Job, small: ir.Model, facts: Facts) ->
         ledger=Ledger(dead=np.zeros(prepared.survey.ids, dtype=bool), arrays={}),
         stand=np.arange(prepared.survey.ids),
         deadline=_deadline(job.recipe),
-        masks=masks_of(prepared),
+        masks=prepared.masks(),
         facts=facts,
         alias=aliases(prepared.model, prepared.survey.facts, small, facts),
     )

@@ -28,7 +28,6 @@ from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.io.opset import opset_of
-from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Ledger
@@ -111,9 +110,8 @@ def rounded(
     Raises:
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
     """
-    ports = between(prepared.model, slim)
     bits = beside(slim, bits)
-    facts = observe(slim, fit(prepared.feed, ports), providers=job.recipe.providers)
+    facts = observe(slim, prepared.fed_small(slim), providers=job.recipe.providers)
     made = copy(slim)
     plan = plan_of(made, facts, job.recipe, bits, spared)
     walk = Walk(made, plan, job)
@@ -136,7 +134,7 @@ def rounded(
     names = {one.weight for one in entries} | {one.name for one in coded}
     left = [replace(one, reason=SPARED) if bits.get(one.value) == FLOAT else one for one in plan.left]
     if coded:
-        feeds = [] if prepared.batches.synthetic else [fit(feed, ports) for feed in prepared.batches]
+        feeds = [] if prepared.batches.synthetic else [*prepared.fed(slim)]
         made = light_of(made, feeds).with_bits(bits)
     return Bits(model=made, entries=entries, left=tuple(one for one in left if one.value not in names), form=form)
 

@@ -17,7 +17,6 @@ from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Bools, Recipe
 from onnxgrail.graph.fittable.consumers import Consumer, biased, consumers, unmarked
 from onnxgrail.graph.rewrite import weights
-from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.machine.amounts import cache_bytes
@@ -32,14 +31,10 @@ PER_CACHE = 1.5  # bytes that a fit may take, per byte of --cache-budget
 
 def own(prepared: Prepared, slim: ir.Model, facts: Facts) -> Prepared:
     """Return the narrowed model as a prepared model of its own, without blocks, whose weights can be replaced."""
-    ports = between(prepared.model, slim)
     survey = Survey(blocks=(), refusals=(), facts=facts, marks={}, operands={}, ids=1)
     survey = replace(survey, operands=unmarked(slim, survey))
-    feeds = tuple(lambda make=make: fit(make(), ports) for make in prepared.batches.feeds)
-    batches = replace(prepared.batches, feeds=feeds)
-    return replace(
-        prepared, model=slim, survey=survey, batches=batches, feed=fit(prepared.feed, ports), routes={}, gradients={}
-    )
+    batches, feed = prepared.fed(slim), prepared.fed_small(slim)
+    return replace(prepared, model=slim, survey=survey, batches=batches, feed=feed, routes={}, gradients={})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,11 +7,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.form import elsewhere
-from onnxgrail.calibration.runtime.latency import single
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
@@ -20,7 +18,6 @@ from onnxgrail.graph.bits.plan import Plan, plan_of
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.fittable.matrices import LINEAR
 from onnxgrail.graph.io.model_file import HEAVY, copy, weight_bytes
-from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec, Record
@@ -55,7 +52,7 @@ def slow_weights(prepared: Prepared, model: ir.Model, job: Job, when: str) -> Sl
         return {}, _unmeasured(f"{recipe.providers[0]} reports no time of a kernel")
     if weight_bytes(model) > HEAVY:
         return {}, _unmeasured(f"its weights take more than {HEAVY >> 30} GiB")
-    feed = single(fit(prepared.feed, between(prepared.model, model)), signature_of(prepared.model))
+    feed = prepared.one_sample(model)
     return job.steps.alone().once(f"speed in few bits {when}", lambda: _measured(model, feed, recipe), SLOW)
 
 

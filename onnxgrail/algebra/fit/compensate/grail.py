@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from onnxgrail.algebra.fit.normal import Normal, normals
+from onnxgrail.algebra.fit.normal import Normal, block_error, normals
 from onnxgrail.algebra.fit.row_space import RowSpace
 from onnxgrail.algebra.narrow import plain_weights
 from onnxgrail.core import BlockError, Change, Floats, Outcome, Reducer, View
@@ -67,7 +66,7 @@ class Grail:
                     shape = (len(reducer.kept), *view.weights[number].shape[1:])
                     weights[number] = one.weights[:, part].reshape(shape)
         outcome = _outcome(fits, sum(len(system.parts) for system in systems))
-        return _change(view, reducer, weights, outcome, _error(systems, fits))
+        return _change(view, reducer, weights, outcome, block_error(systems, [one.after for one in fits]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,14 +77,13 @@ class Fit:
         weights: C' (h', c), plain columns if compensation does not help.
         better: slot numbers of the consumers that got compensated columns.
         damped: True if a larger ridge than requested was needed.
-        plain, error: squared errors of all columns, without compensation and with `weights`, in squared output units.
+        after: (c,) squared errors of the columns of `weights`, in squared output units.
     """
 
     weights: Floats
     better: frozenset[int]
     damped: bool
-    plain: float
-    error: float
+    after: Floats
 
 
 def fit(normal: Normal | RowSpace, alpha: float) -> Fit:
@@ -97,9 +95,9 @@ def fit(normal: Normal | RowSpace, alpha: float) -> Fit:
     """
     diagonal = normal.diagonal
     alive = diagonal > DEAD * diagonal.mean()
-    weights, plain = normal.plain.copy(), float(normal.lost.sum())
+    weights = normal.plain.copy()
     if not alive.any():
-        return Fit(weights=weights, better=frozenset(), damped=False, plain=plain, error=plain)
+        return Fit(weights=weights, better=frozenset(), damped=False, after=normal.lost)
     lam = alpha * float(diagonal.mean())
     step, used, after = normal.solution(alive, lam)
     better = set()
@@ -110,22 +108,7 @@ def fit(normal: Normal | RowSpace, alpha: float) -> Fit:
             weights[:, part] += step[:, part]
         else:
             after[part] = normal.lost[part]
-    return Fit(
-        weights=weights,
-        better=frozenset(better),
-        damped=bool(better) and used > lam,
-        plain=plain,
-        error=float(after.sum()),
-    )
-
-
-def _error(systems: Sequence[Normal | RowSpace], fits: list[Fit]) -> BlockError:
-    """Compute squared errors of all consumers over their squared outputs; None if all outputs are zero."""
-    energy = sum(float(system.energy.sum()) for system in systems)
-    if energy <= 0.0:
-        return BlockError()
-    plain, error = sum(one.plain for one in fits), sum(one.error for one in fits)
-    return BlockError(plain=max(plain / energy, 0.0), compensated=max(error / energy, 0.0))
+    return Fit(weights=weights, better=frozenset(better), damped=bool(better) and used > lam, after=after)
 
 
 def _fault(view: View) -> str:

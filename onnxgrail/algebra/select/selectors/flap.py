@@ -54,7 +54,7 @@ def _features(view: View, metric: Metric) -> Floats:
             continue
         seen.add(place)
         columns = columns_of(slot, weight, view.block.probes[place])
-        parts.append(_values(metric, columns, view.stats[place]).reshape(view.block.units, -1))
+        parts.append(metric_of(metric, columns, view.stats[place]).reshape(view.block.units, -1))
     width = max((part.shape[1] for part in parts), default=1)
     total = np.zeros((view.block.units, width))
     for part in parts:
@@ -62,7 +62,7 @@ def _features(view: View, metric: Metric) -> Floats:
     return total
 
 
-def _values(metric: Metric, columns: Floats, stats: Stats) -> Floats:
+def metric_of(metric: Metric, columns: Floats, stats: Stats) -> Floats:
     """Compute the metric of each feature of one probe for one consumer C (h, c)."""
     rows = max(stats.count, 1)
     square = np.maximum(stats.squares, 0.0) / rows
