@@ -93,6 +93,15 @@ def test_a_dry_run_tells_it_before_anything_is_measured(tmp_path: Path) -> None:
     assert sum(stage.startswith(EXPECTED) for stage in told) == 1
 
 
+def test_activations_beyond_the_budget_are_on_the_disk() -> None:
+    found = {}
+    for budget in ("1G", "10K"):
+        job = Job(recipe=recipe_of({"unit_ratio": 0.5, "compensate": "grail", "cache_budget": budget}))
+        found[budget] = expected(prepare(mlp(3, 64), rows(4096), job, 0), job)
+    largest = 4 * 4096 * 64
+    assert found["10K"].disk - found["1G"].disk == pytest.approx(1.3 * largest - 10 * 1024, rel=0.01)
+
+
 def test_a_search_takes_longer_than_a_run_at_given_widths() -> None:
     taken = {}
     for name, value in (("unit_ratio", 0.1), ("max_loss", 0.01)):

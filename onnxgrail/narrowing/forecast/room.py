@@ -15,7 +15,7 @@ from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.memory import peak_rss_bytes
 from onnxgrail.narrowing.best import MEMORY
-from onnxgrail.narrowing.choosing import room
+from onnxgrail.narrowing.choosing import needs_data, room
 from onnxgrail.narrowing.layers import stages_at
 
 WEIGHTS, LARGEST, LIVE = 1.2, 0.4, 1.3  # of weights, the largest step and a tensor over all samples: fitted to runs
@@ -31,15 +31,22 @@ def memory_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], width
     fits = [stage.memory for stage in stages_at(prepared, recipe, widths)] if recipe.compensate == BEST else []
     most = max(MEMORY, cache_bytes(recipe) * 3 // 2)
     largest = max([largest, *(size for size in fits if size <= most)])
-    survey = prepared.survey
-    scale = scale_of(prepared.batches, survey)
-    made = survey.facts.shapes.keys() - prepared.model.graph.initializers.keys()
-    live = max((bytes_of(survey, name) * scale for name in made), default=0.0)
-    more = WEIGHTS * weights + LARGEST * largest + LIVE * min(live, cache_bytes(recipe))
+    more = WEIGHTS * weights + LARGEST * largest + min(_kept(prepared), cache_bytes(recipe))
     return (peak_rss_bytes() or 0) + int(more)
 
 
 def disk_of(prepared: Prepared, job: Job, widths: Mapping[str, int]) -> int:
-    """Return the bytes of the result, and of the finished steps that a run with `--resume` keeps as well."""
+    """Return the bytes of the result, of finished steps with `--resume`, and of activations beyond the memory budget.
+
+    Activations are in temporary files.
+    """
     size = int(measure_of(prepared, "size", bare=job.recipe.wants_size)(widths))
-    return size if job.folder is None else 2 * size
+    beyond = max(_kept(prepared) - cache_bytes(job.recipe), 0.0) if needs_data(job.recipe) else 0.0
+    return (size if job.folder is None else 2 * size) + int(beyond)
+
+
+def _kept(prepared: Prepared) -> float:
+    """Return the bytes of the activations that are kept at a place of the network, of all samples."""
+    survey = prepared.survey
+    made = survey.facts.shapes.keys() - prepared.model.graph.initializers.keys()
+    return LIVE * scale_of(prepared.batches, survey) * max((bytes_of(survey, name) for name in made), default=0)
