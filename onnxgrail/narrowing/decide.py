@@ -159,9 +159,13 @@ def decided(
 ) -> tuple[Prepared, Decision]:
     """Rotate streams and tables, and decide what becomes of the model; those that keep all channels are not rotated.
 
-    Other args and errors are those of `planned`.
+    Errors are those of `planned`.
 
     Args:
+        prepared: the model and its data.
+        job: as in `planned`.
+        files: as in `planned`.
+        sensitivity: as in `planned`.
         told: tell beforehand what the run is expected to take.
 
     Returns:

@@ -39,7 +39,7 @@ class TensorLinear:
         """Return Z Zᵀ of a matrix Z."""
         return self.product(rows, rows.T)
 
-    def picked, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
+    def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:
         """Return the given rows and columns of a matrix, in this order."""
         return HOST.picked(matrix, rows, columns)
 
