@@ -22,7 +22,7 @@ from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Array, Block, Bools, Floats, Ints, Recipe
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
-from onnxgrail.machine.group.sums import Shard, Tally
+from onnxgrail.machine.group.sums import FIRST, Owners, Shard, Tally
 from onnxgrail.machine.progress import Tick
 from onnxgrail.machine.steps.codec import Record
 from onnxgrail.machine.steps.steps import Steps
@@ -101,7 +101,7 @@ class Pair:
 
         stream.later(passed)
 
-    def sums(self, stage: Stage, ledger: Ledger, end: int, tick: Tick) -> tuple[Floats, ...]:
+    def sums(self, stage: Stage, ledger: Ledger, end: int, tick: Tick, owners: Owners = FIRST) -> tuple[Floats, ...]:
         """Sum over the rows of every part; outputs of all layers are side by side.
 
         The last part is the fold that judges, the first one is all others.
@@ -111,9 +111,10 @@ class Pair:
             ledger: the narrowed network as decided so far.
             end: position to which the dense stream moves.
             tick: called once per batch.
+            owners: the processes that get the sums.
 
         Returns:
-            `SUMS` arrays per part in the first process; empty in the others.
+            `SUMS` arrays per part; they are empty in other processes.
         """
 
         def added(shard: Shard, walked: Iterator[Side]) -> Tally:
@@ -130,7 +131,7 @@ class Pair:
         with self.following(stage, ledger, end, ways) as step:
             tally, *others = share(self.dense.shard, ways, step, added)
         tally.join(others)
-        return tally.total()
+        return tally.total([owners] * (PARTS * SUMS))
 
     def _ways(self, stage: Stage) -> int:
         columns = stage.tasks[0].inputs if stage.through else stage.outputs
@@ -231,7 +232,7 @@ def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, steps: S
         row = np.zeros(stream.shard.total)
         row[number] = sizes.pop() if len(sizes) == 1 else 1
         tally.add(number, [row])
-    found = tally.total()
+    found = tally.total([FIRST])
     sizes_of_all = steps.shared(lambda: Record(arrays={"sizes": found[0]})).arrays["sizes"]
     return np.cumsum(sizes_of_all).astype(np.int64) - sizes_of_all.astype(np.int64)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -171,12 +172,18 @@ class _Part:
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    def collect(self, nodes: list[Node]) -> None:
+    def collect(self, nodes: list[Node], owners: Sequence[int]) -> None:
         """Nothing travels."""
 
-    def share(self, record: Record | None) -> Record | None:
+    def exchange(self, arrays: Sequence[np.ndarray], _: int) -> list[Sequence[np.ndarray]]:
+        return [arrays]
+
+    def share(self, record: Record | None, _: int = 0) -> Record | None:
         """Nothing travels."""
         return record
+
+    def agree(self, _: str) -> bool:
+        return True
 
 
 @pytest.mark.parametrize("kept", [0, 3000, 2**28], ids=["nothing kept", "something kept", "kept"])

@@ -1,14 +1,25 @@
-"""Cut cached activations to the channels that are left: they may be older than some decisions."""
+"""The way of a cut, and cached activations with the channels that are left: they may be older than some decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from onnxgrail.calibration.devices.lanes import Lane
 from onnxgrail.core import Array, Bools, Feed
 from onnxgrail.graph.trace.survey import Ledger, Survey
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The plan of a run: the new cut, the tensors cached there, those to compute, and those cached beyond the cut."""
+
+    target: int
+    keep: Sequence[str]
+    missing: Sequence[str]
+    beyond: Sequence[str]
 
 
 def narrowing(

@@ -29,10 +29,10 @@ FORMAT = 1
 T = TypeVar("T")
 
 
-def by_block(probes: Sequence[Sequence[Probe]], found: Sequence[Stats]) -> list[tuple[Stats, ...]]:
-    """Split the statistics of the probes of several blocks by block; all tuples are empty if `found` is empty."""
+def by_block(probes: Sequence[Sequence[Probe]], found: Sequence[Stats | None]) -> list[tuple[Stats, ...]]:
+    """Split the statistics of the probes of several blocks by block; the tuples of other processes are empty."""
     left = iter(found)
-    return [tuple(islice(left, len(some))) for some in probes]
+    return [tuple(stats for stats in islice(left, len(some)) if stats is not None) for some in probes]
 
 
 def size_of(block: Block) -> int:

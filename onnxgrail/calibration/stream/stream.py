@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -23,7 +22,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.threads import Step, ahead, pass_by, share, ways
 from onnxgrail.calibration.stream import probing
 from onnxgrail.calibration.stream.cache import BUDGET, Cache, Opened
-from onnxgrail.calibration.stream.cutting import narrowing
+from onnxgrail.calibration.stream.cutting import Path, narrowing
 from onnxgrail.calibration.stream.sizes import bytes_left, scale_of
 from onnxgrail.calibration.stream.totals import Totals
 from onnxgrail.calibration.stream.ways import Pieces, Ways
@@ -34,7 +33,7 @@ from onnxgrail.graph.cuts.reach import Cone, Validity, cone
 from onnxgrail.graph.cuts.segment import index_of
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.trace.survey import Ledger
-from onnxgrail.machine.group.sums import SOLO, Group, Shard, shard_of
+from onnxgrail.machine.group.sums import FIRST, SOLO, Group, Owners, Shard, shard_of
 from onnxgrail.machine.progress import Tick
 
 ABSENT = np.empty(0)  # placeholder in the cache for a tensor of a branch that a batch does not take
@@ -42,20 +41,10 @@ MUCH = 2**28  # bytes of weights that one run of the whole network may read: a s
 KEPT = 2**28  # bytes of measured activations, over all processes, that stay cached
 
 
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """The plan of a run: the new cut, the tensors cached there, those to compute, and those cached beyond the cut."""
-
-    target: int
-    keep: Sequence[str]
-    missing: Sequence[str]
-    beyond: Sequence[str]
-
-
 class Stream:
     """A context manager that owns the cached activations of a calibration run.
 
-    If several processes share the work, each has some of the batches, and only the first process gets the statistics.
+    If several processes share the work, each has some of the batches, and each statistic goes to those that own it.
     """
 
     def __init__(
@@ -173,7 +162,7 @@ class Stream:
 
     def _path(
         self, names: Sequence[str], ledger: Ledger, limit: int, kept: Sequence[str], spare: Sequence[str]
-    ) -> _Path:
+    ) -> Path:
         here = self._cache.names
         moving = limit > self.position
         target = self._lives.best(self.position, limit) if moving else self.position
@@ -181,7 +170,7 @@ class Stream:
         missing = [n for n in dict.fromkeys((*keep, *names)) if n not in here]
         left = [n for n in spare if n in missing and n not in keep]
         beyond = [n for n in dict.fromkeys(kept) if n not in keep]
-        return _Path(target, keep, missing, [*beyond, *self._affordable(left, {*here, *missing}, ledger)])
+        return Path(target, keep, missing, [*beyond, *self._affordable(left, {*here, *missing}, ledger)])
 
     def _affordable(self, names: Sequence[str], held: Collection[str], ledger: Ledger) -> list[str]:
         """Return the leading tensors of `names` that fit into memory together with all tensors `held` at the same time.
@@ -240,7 +229,8 @@ class Stream:
         tick: Tick,
         limit: int | None = None,
         goals: Sequence[str] | None = None,
-    ) -> tuple[Stats, ...]:
+        owners: Sequence[Owners] | None = None,
+    ) -> tuple[Stats | None, ...]:
         """Compute the statistics of each probe over all calibration rows, in the ledger's state.
 
         Args:
@@ -250,6 +240,8 @@ class Stream:
             limit: if given, the same run moves the cut as `advance` does, and the measured tensors stay cached.
             goals: tensors that stay cached in place of the measured ones, until `let_go`. If they are too large, they
                 are not cached and the cut stays where it is.
+            owners: per probe, the processes that get its statistics, others get None; equal probes have the same. None
+                stands for the first process.
         """
         distinct = {probing.same(p): p for p in probes}
         readers = [probing.reader(p, self._probed, ledger) for p in distinct.values()]
@@ -266,8 +258,9 @@ class Stream:
         with self._past(probes, ledger, limit, goals, parts) as step:
             totals, *others = share(self.shard, parts, step, added)
         totals.join(others)
-        known = dict(zip(distinct, totals.stats(), strict=False))
-        return tuple(known[probing.same(p)] for p in probes) if known else ()
+        places = {probing.same(probe): number for number, probe in enumerate(probes)}
+        found = totals.stats(None if owners is None else [owners[places[key]] for key in distinct])
+        return tuple(dict(zip(distinct, found, strict=True))[probing.same(p)] for p in probes)
 
     def skip(
         self,
@@ -320,8 +313,13 @@ class Stream:
         """Drop the tensors cached beyond the cut."""
         self.later(lambda: self._keep_beside({}))
 
-    def measure_fold(self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger) -> tuple[Stats, ...]:
-        """Compute joint statistics of each probe before and after a fold: all u channels, then the k `kept`."""
+    def measure_fold(
+        self, probes: Sequence[Probe], kept: Ints, before: Ledger, after: Ledger, owners: Owners = FIRST
+    ) -> tuple[Stats | None, ...]:
+        """Compute joint statistics of each probe before and after a fold: all u channels, then the k `kept`.
+
+        They are None in all processes but the owners.
+        """
         self._catch_up()
         names = probing.names(probes)
         pairs = [probing.paired(p, kept) for p in probes]
@@ -335,7 +333,7 @@ class Stream:
                 cache = self._batch(place)
                 old, new = self._run(wide, place, fit_before(cache)), self._run(narrow, place, fit_after(cache))
                 totals.add(batch, (read(old, new, mask) for read in readers))
-        return totals.stats()
+        return totals.stats([owners] * len(pairs))
 
     def _batch(self, place: int) -> dict[str, Array]:
         """Return the cached tensors that this batch computes."""

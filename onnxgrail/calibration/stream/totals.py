@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -12,7 +13,7 @@ from onnxgrail.algebra.moments.gram import stats_of
 from onnxgrail.algebra.moments.triangles import unpacked
 from onnxgrail.calibration.devices.lanes import HOST, Lane
 from onnxgrail.core import Array, Bools, Floats, Probe, Stats
-from onnxgrail.machine.group.sums import Shard, Tally
+from onnxgrail.machine.group.sums import FIRST, Owners, Shard, Tally
 
 GROUP = 4  # batches per group of partial sums, counted from the start of a leaf
 
@@ -53,17 +54,31 @@ class Totals:
         """Add the sums of other accumulators, whose batches follow."""
         self._tally.join(other._tally for other in others)
 
-    def stats(self) -> tuple[Stats, ...]:
-        """Return the statistics of each probe in the first process, and an empty tuple in the others.
+    def stats(self, owners: Sequence[Owners] | None = None) -> tuple[Stats | None, ...]:
+        """Return the statistics of each probe, None for those of other processes.
 
         All processes must call it.
+
+        Args:
+            owners: per probe, the processes that get its statistics; None for the first process.
 
         Raises:
             DataError: a sum is not finite.
         """
-        sums = iter(self._tally.total())
+        owners = [FIRST] * len(self._probes) if owners is None else owners
+        kinds = [o for probe, one in zip(self._probes, owners, strict=True) for o in _owners(probe, one)]
+        sums = iter(self._tally.total(kinds))
         parts = [list(islice(sums, 4 if probe.few else 3)) for probe in self._probes]
-        return tuple(_stats(probe, *part) for probe, part in zip(self._probes, parts, strict=True) if part)
+        rank = self._shard.group.rank
+        return tuple(
+            _stats(probe, *part) if rank in one.ranks else None
+            for probe, part, one in zip(self._probes, parts, owners, strict=True)
+        )
+
+
+def _owners(probe: Probe, owners: Owners) -> list[Owners]:
+    """Return the owners of each array of a probe; rows are bytes, which cannot be completed in pieces."""
+    return [owners] * 3 + [replace(owners, cut=False)] * probe.few
 
 
 def _arrays(leaf: Any) -> tuple[Array, ...]:

@@ -2,15 +2,17 @@
 
 Floating-point sums depend on their order, so the order is fixed: batches are cut into equal stretches of four or more
 (fewer if there are few batches), a stretch is summed in the order of its batches, and stretches are the leaves of a
-binary tree.  A process owns neighboring leaves; the partial sums that it cannot complete alone are nodes of that tree
-and are sent to other processes.  At any time only a logarithmic number of partial sums exists.
+binary tree.  A process has neighboring leaves; the partial sums that it cannot complete alone are nodes of that tree
+and are sent to the process that owns the sum: the first one, another one, or several, each of which completes a piece
+and gives it to the others.  At any time only a logarithmic number of partial sums exists.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,6 +23,7 @@ from onnxgrail.machine.steps.codec import Record
 
 LEAVES = 32  # upper limit on the number of processes that can share the work
 FEWER = 4  # number of stretches for few batches: each stretch costs a sum of its own
+EMPTY = np.zeros(0)  # stands for a sum that another process owns
 
 
 @dataclass(slots=True, eq=False)
@@ -32,22 +35,45 @@ class Node:
     arrays: tuple[Array, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """The processes that get a sum.
+
+    Attributes:
+        ranks: their numbers.
+        cut: False if the sum cannot be completed in pieces, because it is a list of bytes.
+    """
+
+    ranks: range
+    cut: bool = True
+
+
+FIRST = Owners(range(1))
+"""The first process."""
+
+
 class Group(Protocol):
-    """The processes that work on a job; all do the same on different batches, and the first process decides."""
+    """The processes that work on a job; all do the same on different batches, and the first process reports."""
 
     @property
     def rank(self) -> int:
-        """Return the number of this process; process 0 decides, writes and prints."""
+        """Return the number of this process; process 0 writes and prints."""
 
     @property
     def size(self) -> int:
         """Return the number of processes."""
 
-    def collect(self, nodes: list[Node]) -> None:
-        """Combine the partial sums of all processes in the first process."""
+    def collect(self, nodes: list[Node], owners: Sequence[int]) -> None:
+        """Combine the partial sums of all processes: of array n in process `owners[n]`; elsewhere it becomes empty."""
 
-    def share(self, record: Record | None) -> Record | None:
-        """Return the first process's record on every process."""
+    def exchange(self, arrays: Sequence[Array], count: int) -> list[Sequence[Array]]:
+        """Return the arrays of each of the first `count` processes, flat; these make the call, the others don't."""
+
+    def share(self, record: Record | None, source: int = 0) -> Record | None:
+        """Return the record of the process `source` on every process."""
+
+    def agree(self, text: str) -> bool:
+        """Return True if all processes give the same text."""
 
 
 class Solo:
@@ -55,12 +81,20 @@ class Solo:
 
     rank, size = 0, 1
 
-    def collect(self, nodes: list[Node]) -> None:
+    def collect(self, nodes: list[Node], owners: Sequence[int]) -> None:
         """Do nothing: a single process has all sums already."""
 
-    def share(self, record: Record | None) -> Record | None:
+    def exchange(self, arrays: Sequence[Array], count: int) -> list[Sequence[Array]]:  # noqa: ARG002  of the protocol
+        """Return the own arrays."""
+        return [arrays]
+
+    def share(self, record: Record | None, source: int = 0) -> Record | None:  # noqa: ARG002
         """Return the record unchanged."""
         return record
+
+    def agree(self, text: str) -> bool:  # noqa: ARG002
+        """Return True."""
+        return True
 
 
 SOLO = Solo()
@@ -145,22 +179,27 @@ class Tally:
                 push(self._nodes, node)
             other._nodes = []
 
-    def total(self) -> tuple[Floats, ...]:
-        """Return the sums in the first process, an empty tuple in the others.  All processes must call it.
+    def total(self, owners: Sequence[Owners]) -> tuple[Floats, ...]:
+        """Return the sums that this process owns, and empty arrays for the others.  All processes must call it.
 
         An array that was empty in this process's first batches may be returned flat.
+
+        Args:
+            owners: per array.
         """
         self._close()
-        nodes, self._nodes = self._nodes, []
-        shapes = [array.shape for array in nodes[0].arrays] if nodes else []
-        self._shard.group.collect(nodes)
-        if self._shard.group.rank != 0:
-            return ()
+        group, nodes, self._nodes = self._shard.group, self._nodes, []
+        shapes = [array.shape for array in nodes[0].arrays] if nodes else [(0,)] * len(owners)
+        pieces = [(number, rank) for number, one in enumerate(owners) for rank in _makers(one)]
+        for node in nodes:
+            node.arrays = tuple(p for one, a in zip(owners, node.arrays, strict=True) for p in _pieces(a, one))
+        group.collect(nodes, [rank for _, rank in pieces])
         while len(nodes) > 1:  # the right edge of the tree, bottom up
             last = nodes.pop()
             _accumulate(nodes[-1], last.arrays)
-        whole = zip(nodes[0].arrays, shapes, strict=True)
-        return tuple(a.reshape(shape) if a.size == math.prod(shape) else a for a, shape in whole)
+        made = nodes[0].arrays if nodes else (EMPTY,) * len(pieces)
+        found = _joined(made, pieces, owners, group)
+        return tuple(a.reshape(s) if a.size == math.prod(s) else a for a, s in zip(found, shapes, strict=True))
 
     def _close(self) -> None:
         if self._leaf is not None:
@@ -169,13 +208,49 @@ class Tally:
 
 
 def push(nodes: list[Node], node: Node) -> None:
-    """Append a node, and merge it with its left neighbor as long as both form a node of the next level."""
-    nodes.append(node)
-    while len(nodes) > 1 and nodes[-2].level == nodes[-1].level and nodes[-2].index ^ 1 == nodes[-1].index:
-        last = nodes.pop()
-        left = nodes[-1]
-        _accumulate(left, last.arrays)
-        left.level, left.index = left.level + 1, left.index // 2
+    """Insert a node in the order of the leaves, and merge neighbors as long as two form a node of the next level."""
+    place = bisect.bisect(nodes, node.index << node.level, key=lambda one: one.index << one.level)
+    nodes.insert(place, node)
+    while True:
+        left = place - (node.index & 1)
+        if not 0 <= left < len(nodes) - 1:
+            return
+        node, right = nodes[left], nodes[left + 1]
+        if node.level != right.level or node.index ^ 1 != right.index:
+            return
+        _accumulate(node, nodes.pop(left + 1).arrays)
+        node.level, node.index, place = node.level + 1, node.index // 2, left
+
+
+def _makers(owners: Owners) -> range:
+    """Return the processes that complete a piece of a sum each."""
+    return owners.ranks if owners.cut else owners.ranks[:1]
+
+
+def _pieces(array: Array, owners: Owners) -> list[Array]:
+    """Return the pieces of an array that its owners complete."""
+    count = len(_makers(owners))
+    if count == 1:
+        return [array]
+    flat = array.reshape(-1)
+    return [flat[flat.size * n // count : flat.size * (n + 1) // count] for n in range(count)]
+
+
+def _joined(
+    made: Sequence[Array], pieces: Sequence[tuple[int, int]], owners: Sequence[Owners], group: Group
+) -> list[Array]:
+    """Return whole sums of completed pieces; those of several owners are given to all of these."""
+    found: dict[int, Array] = dict(zip([number for number, _ in pieces], made, strict=True))
+    shared = [number for number, one in enumerate(owners) if len(one.ranks) > 1]
+    several = owners[shared[0]].ranks if shared else range(0)
+    if group.rank not in several:
+        return [found[number] for number in range(len(owners))]
+    own = [array for array, (number, rank) in zip(made, pieces, strict=True) if number in shared and rank == group.rank]
+    given = [iter(arrays) for arrays in group.exchange(own, len(several))]
+    for number in shared:
+        parts = [next(given[rank]) for rank in _makers(owners[number])]
+        found[number] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    return [found[number] for number in range(len(owners))]
 
 
 def _accumulate(node: Node, arrays: Iterable[Array]) -> None:

@@ -1,7 +1,8 @@
 """A group of processes started by `torchrun`, over torch.distributed.
 
-All messages travel along one tree of processes: partial sums towards the first process, decisions away from it.  Each
-message begins with a header, which can also say that the sender has failed, and why.
+Partial sums and parts of solutions travel between pairs of processes: in each round every process has one partner, so
+that nobody waits in a circle.  Decisions travel along a tree away from the process that made them.  Each message begins
+with a header, which can also say that the sender has failed, and why.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -20,12 +21,14 @@ from onnxgrail.core import Array
 from onnxgrail.errors import DeviceError, LostProcessError, MissingExtraError, UsageError
 from onnxgrail.machine.amounts import whole
 from onnxgrail.machine.device import Device, device_of
-from onnxgrail.machine.group.sums import SOLO, Group, Node, push
-from onnxgrail.machine.steps.codec import Record, decode, encode
+from onnxgrail.machine.group.sums import EMPTY, SOLO, Group, Node, push
+from onnxgrail.machine.steps.codec import Record, packed, unpacked
 
-TIMEOUT = 1800.0  # seconds to wait for another process; the first one may solve for long
+TIMEOUT = 1800.0  # seconds to wait for another process; it may solve for long
 FAREWELL = 2.0  # seconds that a failing process spends on telling the others
-NODE, END, READY, RECORD, NOTHING, FAILED = range(6)
+NODE, END, PART, TEXT, READY, RECORD, NOTHING, FAILED = range(8)
+Message = tuple[tuple[int, int, int], Sequence[Array]]
+"""Kind and two numbers, and arrays."""
 TYPES = {1: np.uint8, 4: np.float32, 8: np.float64}  # by their bytes: those of text and records, and of sums
 CONTINUE = "Start the job again; with --resume DIR it continues after the last finished block"
 
@@ -91,54 +94,129 @@ class Processes:
     def __init__(self, torch: Any, rank: int, size: int, carrier: str = "cpu") -> None:
         self._torch, self._carrier = torch, carrier
         self.rank, self.size = rank, size
-        low = rank & -rank if rank else 1 << (size - 1).bit_length()
-        self._parent = rank - low if rank else None
-        # Children in the order of their ranks, because their batches follow each other.
-        self._children = [rank + (1 << k) for k in range(low.bit_length() - 1) if rank + (1 << k) < size]
+        self._agreed: dict[str, bool] = {}
+        self._exchanges = 0
 
-    def collect(self, nodes: list[Node]) -> None:
-        """Combine the partial sums of all processes in the first process."""
-        for child in self._children:
-            while (found := self._receive(child))[0][0] == NODE:
-                (_, level, index), arrays = found
-                push(nodes, Node(level=level, index=index, arrays=tuple(arrays)))
-        if self._parent is not None:
-            for node in nodes:
-                self._send(self._parent, (NODE, node.level, node.index), node.arrays)
-            self._send(self._parent, (END, 0, 0), ())
+    def collect(self, nodes: list[Node], owners: Sequence[int]) -> None:
+        """Combine the partial sums of all processes: of array n in process `owners[n]`; elsewhere it becomes empty."""
+        found: list[Node] = []
+        for node in nodes:
+            mine = [array if owner == self.rank else EMPTY for array, owner in zip(node.arrays, owners, strict=True)]
+            push(found, Node(level=node.level, index=node.index, arrays=tuple(mine)))
 
-    def share(self, record: Record | None) -> Record | None:
-        """Return the first process's record on every process.
+        def give(partner: int) -> Iterator[Message]:
+            for node in nodes if partner in owners else ():
+                arrays = [array for array, owner in zip(node.arrays, owners, strict=True) if owner == partner]
+                yield (NODE, node.level, node.index), arrays
+            if partner in owners or self.rank in owners:
+                yield (END, 0, 0), ()
+
+        def take(partner: int) -> None:
+            if partner not in owners and self.rank not in owners:
+                return
+            while (message := self._receive(partner))[0][0] == NODE:
+                (_, level, index), arrays = message
+                given = iter(arrays)
+                placed = tuple(next(given) if owner == self.rank else EMPTY for owner in owners)
+                push(found, Node(level=level, index=index, arrays=placed))
+
+        self._meet(self.size, give, take)
+        nodes[:] = found
+
+    def exchange(self, arrays: Sequence[Array], count: int) -> list[Sequence[Array]]:
+        """Return the arrays of each of the first `count` processes, flat; these make the call, the others don't.
+
+        Raises:
+            LostProcessError: another process computes something else.
+        """
+        self._exchanges += 1
+        found: dict[int, Sequence[Array]] = {self.rank: arrays}
+
+        def take(partner: int) -> None:
+            (kind, number, _), found[partner] = self._receive(partner)
+            if (kind, number) != (PART, self._exchanges):
+                raise LostProcessError(f"process {partner} of {self.size} came to another result", hint=CONTINUE)
+
+        self._meet(count, lambda _: [((PART, self._exchanges, 0), arrays)], take)
+        return [found[rank] for rank in range(count)]
+
+    def agree(self, text: str) -> bool:
+        """Return True if all processes give the same text; the answer is remembered."""
+        if text not in self._agreed:
+            mine, others = np.frombuffer(text.encode(), np.uint8), list[bytes]()
+
+            def take(partner: int) -> None:
+                others.append(b"".join(array.tobytes() for array in self._receive(partner)[1]))
+
+            self._meet(self.size, lambda _: [((TEXT, 0, 0), [mine])], take)
+            self._agreed[text] = all(other == mine.tobytes() for other in others)
+        return self._agreed[text]
+
+    def share(self, record: Record | None, source: int = 0) -> Record | None:
+        """Return the record of the process `source` on every process.
 
         Each process first sends a message that it is ready, so that the failure of a process is noticed here.
         """
-        for child in self._children:
+        parent, children = self._tree(source)
+        for child in children:
             self._receive(child)
-        if self._parent is None:
-            body = [] if record is None else [np.frombuffer(encode(record), np.uint8)]
+        if parent is None:
+            body = [] if record is None else packed(record)
         else:
-            with self._watched(self._parent):  # does not wait: the parent may have to report that it failed
-                ready = [
-                    self._torch.distributed.isend(tensor, self._parent) for tensor in self._message((READY, 0, 0), [])
-                ]
-            _, body = self._receive(self._parent)
+            with self._watched(parent):  # does not wait: the parent may have to report that it failed
+                ready = [self._torch.distributed.isend(tensor, parent) for tensor in self._message((READY, 0, 0), [])]
+            _, body = self._receive(parent)
             del ready
-        for child in reversed(self._children):  # the largest part of the tree first
+        for child in reversed(children):  # the largest part of the tree first
             self._send(child, (RECORD if body else NOTHING, 0, 0), body)
-        if self._parent is None or not body:
-            return record if self._parent is None else None
-        return decode(body[0].tobytes())
+        if parent is None or not body:
+            return record if parent is None else None
+        return unpacked(body)
+
+    def _tree(self, source: int) -> tuple[int | None, list[int]]:
+        """Return the process from which decisions of the process `source` come, and those to which they go on."""
+        place = (self.rank - source) % self.size
+        low = place & -place if place else 1 << (self.size - 1).bit_length()
+        children = [place + (1 << k) for k in range(low.bit_length() - 1) if place + (1 << k) < self.size]
+        parent = (place - low + source) % self.size if place else None
+        return parent, [(child + source) % self.size for child in children]
+
+    def _meet(self, count: int, give: Callable[[int], Iterable[Message]], take: Callable[[int], None]) -> None:
+        """Exchange messages between all pairs of the first `count` processes.
+
+        Nothing waits before it receives, because the partner may have to report that it failed. Only GPUs send and
+        receive in the order of the calls.
+        """
+
+        def sent(partner: int) -> list[Any]:
+            with self._watched(partner):
+                return [
+                    self._torch.distributed.isend(tensor, partner)
+                    for head, body in give(partner)
+                    for tensor in self._message(head, body)
+                ]
+
+        for partner in partners(self.rank, count):
+            if self._carrier == "cpu" or self.rank < partner:
+                work = sent(partner)
+                take(partner)
+            else:
+                take(partner)
+                work = sent(partner)
+            with self._watched(partner):
+                for one in work:
+                    one.wait()
 
     def fail(self, error: BaseException) -> None:
-        """Send the reason of a failure to the neighbor processes, which may have ended themselves."""
+        """Send the reason of a failure to the other processes, which may have ended themselves."""
         where = "" if isinstance(error, LostProcessError) else f"process {self.rank} of {self.size} failed: "
         text = np.frombuffer(f"{where}{error or type(error).__name__}".encode(), np.uint8)
         end = time.monotonic() + FAREWELL
         with contextlib.suppress(RuntimeError, ValueError):
             work = [
                 self._torch.distributed.isend(tensor, rank)
-                for rank in (self._parent, *self._children)
-                if rank is not None
+                for rank in range(self.size)
+                if rank != self.rank
                 for tensor in self._message((FAILED, 0, 0), [text])
             ]
             while time.monotonic() < end and not all(w.is_completed() for w in work):
@@ -160,7 +238,7 @@ class Processes:
             for tensor in self._message(head, body):
                 self._torch.distributed.send(tensor, rank)
 
-    def _receive(self, rank: int) -> tuple[tuple[int, int, int], list[Array]]:
+    def _receive(self, rank: int) -> Message:
         """Receive the header and the body of a message.
 
         Raises:
@@ -192,6 +270,16 @@ class Processes:
             raise LostProcessError(
                 f"process {rank} of {self.size} was lost: {_first_line(error)}", hint=CONTINUE
             ) from error
+
+
+def partners(rank: int, count: int) -> Iterator[int]:
+    """Yield the other ones of `count` processes in an order in which, in every round, all meet in pairs."""
+    rounds = count - 1 + count % 2  # with an odd number, a process without a partner waits
+    for number in range(rounds):
+        partner = (number - rank) % rounds if rank < rounds else number * (rounds + 1) // 2 % rounds
+        partner = rounds if partner == rank else partner
+        if partner < count:
+            yield partner
 
 
 def _has_nccl(torch: Any, device: Device) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -61,6 +61,23 @@ def decode(data: bytes) -> Record:
             return Record(arrays=arrays, notes=head["notes"])
     except Exception as error:  # numpy, zipfile and Python's tokenizer raise many types
         raise DataError(f"not a record: {error}") from error
+
+
+def packed(record: Record) -> list[Array]:
+    """Return a record as flat arrays of bytes, without copying its arrays."""
+    arrays = [np.asarray(array) for array in record.arrays.values()]
+    kinds = [[array.dtype.name if array.dtype.kind == "V" else array.dtype.str, array.shape] for array in arrays]
+    head = {"names": list(record.arrays), "kinds": kinds, "notes": dict(record.notes)}
+    text = np.frombuffer(json.dumps(head, default=_plain).encode(), np.uint8)
+    return [text, *(np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays)]
+
+
+def unpacked(parts: Sequence[Array]) -> Record:
+    """Return the record that `packed` made flat; its arrays are views of the parts."""
+    head = json.loads(parts[0].tobytes())
+    rows = zip(head["names"], head["kinds"], parts[1:], strict=True)
+    arrays = {name: part.view(np.dtype(kind)).reshape(shape) for name, (kind, shape), part in rows}
+    return Record(arrays=arrays, notes=head["notes"])
 
 
 def _plain(number: Any) -> Any:
