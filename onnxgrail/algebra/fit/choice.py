@@ -191,13 +191,22 @@ class Choice:
         """The best ridge for a few outputs; 0 if it hardly gains enough for all of them."""
         return self.promising if self.promise >= LIKELY * self.rules.margin * self._begin else 0.0
 
-    def take(self, alpha: float) -> None:
-        """Take the step if it lowers the held-out error enough, and, with several judges, that of each of them."""
-        share, gains = self._gains()
+    def begins(self) -> float:
+        """Return the error of the start on all judging folds, for the outputs that judge a ridge."""
         begin, some = 0.0, self._some(MANY)
         for number, held in enumerate(self.judging):
             products = held.targets(some) + self._rest(number, MANY)
             begin += float(held.energy[some].sum() - dot(self.start[:, some], products))
+        return begin
+
+    def take(self, alpha: float, begin: float) -> None:
+        """Take the step if it lowers the held-out error enough, and, with several judges, that of each of them.
+
+        Args:
+            alpha: its ridge.
+            begin: result of `begins`.
+        """
+        share, gains = self._gains()
         gap = self.begin * max(1.0 - float(gains.sum()) / begin, 0.0) if begin > 0.0 else 0.0
         if gap < self.best * (1.0 - self.rules.margin) and (gains > 0.0).all():
             self.best, self.alpha, self.blend = gap, alpha, share

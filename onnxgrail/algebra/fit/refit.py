@@ -7,7 +7,7 @@ less the residual that the narrowed network adds there. So a fit corrects upstre
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from onnxgrail.algebra.fit.choice import MANY, SOME, Choice, Fitted, Rules
 from onnxgrail.algebra.moments.few_rows import span
 from onnxgrail.algebra.moments.regression import Moments
 from onnxgrail.algebra.solve.ridge import Solver, ridge_factor, ridge_solver
+from onnxgrail.algebra.solve.shared import each
 from onnxgrail.core import Floats
 
 
@@ -77,24 +78,55 @@ def _refit(
         mine = [held.outputs(part) for held in judging]
         choices.append(Choice.among(starts, total.outputs(part), judged.outputs(part), mine, rules))
     solvers = functools.partial(_solvers, folds, total, features, rules)
-    last: dict[float, Solver] = {}  # the solver of the best ridge so far, to be reused; only with one judge
-    for alpha in rules.alphas if total.count else ():
-        searching = [choice for choice in choices if choice.searching]
-        solver = _measure(searching, solvers(alpha) if searching else (), SOME)
-        promises = [choice.note(alpha) for choice in searching]
-        if solver and rules.judges == 1 and any(promises):
-            last = {alpha: solver}
-        del solver  # frees its memory before the next one is built
-    for alpha in sorted({c.likely for c in choices if c.likely}, reverse=True):
-        promised = [choice for choice in choices if choice.likely == alpha]
-        _measure(promised, [last.pop(alpha)] if alpha in last else solvers(alpha), MANY)
-        for choice in promised:
-            choice.take(alpha)
+    if total.count:
+        _search(choices, solvers, rules)
     final = {
         a: _with_constant(ridge_solver(*_system(total.gram, None, a, features, rules)), rules)
         for a in {c.alpha for c in choices if c.blend and c.alpha}
     }
     return [choice.settled(final) for choice in choices]
+
+
+def _search(choices: Sequence[Choice], solvers: Callable[[float], Iterator[Solver | None]], rules: Rules) -> None:
+    """Let choices search their ridge, first for a few outputs; the likely ones are judged for more.
+
+    Processes that compute together try one ridge each, so a choice learns all from the arrays that `each` yields.
+    """
+    alphas, made = rules.alphas, dict[float, Solver]()
+    last: dict[float, Solver] = {}  # the solver of the best ridge so far, to be reused; only with one judge
+
+    def tried(place: int) -> Floats:
+        searching = [choice for choice in choices if choice.searching]
+        solver = _measure(searching, solvers(alphas[place]) if searching else (), SOME)
+        if solver and rules.judges == 1:
+            made[alphas[place]] = solver
+        return np.array([[*choice.slopes, *choice.curves] for choice in choices])
+
+    for alpha, seen in zip(alphas, each(range(len(alphas)), tried), strict=False):
+        searching = [choice for choice in choices if choice.searching]
+        for choice, row in zip(choices, seen.reshape(len(choices), 2, -1), strict=True):
+            choice.slopes, choice.curves = row
+        promises = [choice.note(alpha) for choice in searching]
+        solver = made.pop(alpha, None)
+        if any(promises):
+            last = {alpha: solver} if solver else {}
+        del solver  # frees its memory before the next one is built
+        if not any(choice.searching for choice in choices):
+            break
+    likely = sorted({c.likely for c in choices if c.likely}, reverse=True)
+
+    def judged(place: int) -> Floats:
+        alpha = alphas[place]
+        promised = [choice for choice in choices if choice.likely == alpha]
+        _measure(promised, [last.pop(alpha)] if alpha in last else solvers(alpha), MANY)
+        return np.array([[choice.begins(), *choice.slopes, *choice.curves] for choice in promised])
+
+    made.clear()
+    for alpha, seen in zip(likely, each([alphas.index(alpha) for alpha in likely], judged), strict=True):
+        promised = [choice for choice in choices if choice.likely == alpha]
+        for choice, row in zip(promised, seen.reshape(len(promised), -1), strict=True):
+            choice.slopes, choice.curves = row[1:].reshape(2, -1)
+            choice.take(alpha, float(row[0]))
 
 
 def _measure(choices: Sequence[Choice], solvers: Iterable[Solver | None], count: int) -> Solver | None:

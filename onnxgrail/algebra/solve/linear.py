@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -75,7 +75,7 @@ class Host:
         def part(rows: slice) -> None:
             np.matmul(left[rows], right, out=found[rows])
 
-        self._in_parts(part, len(left))
+        self._in_parts(part, found, 0, left.shape[1])
         return found
 
     def squares(self, rows: Floats) -> Floats:
@@ -99,7 +99,7 @@ class Host:
                 few = slice(first, min(first + LEAST, some.stop))
                 np.take(matrix[rows[few]], columns, axis=1, out=found[few], mode="clip")
 
-        self._in_parts(part, len(rows))
+        self._in_parts(part, found, 0, 1)
         return found
 
     def cholesky(self, matrix: Floats) -> Factor:
@@ -116,7 +116,8 @@ class Host:
 
         def solve(rhs: Floats) -> Floats:
             found = np.array(rhs if rhs.ndim == 2 else rhs[:, None], lower.dtype, order="F")
-            self._in_parts(lambda columns: substitute(lower, found[:, columns]), found.shape[1] if found.size else 0)
+            if found.size:
+                self._in_parts(lambda columns: substitute(lower, found[:, columns]), found, 1, len(lower))
             return found.reshape(rhs.shape)
 
         return Factor(np.diagonal(lower), solve)
@@ -131,7 +132,7 @@ class Host:
                 own[rows] -= done[rows] @ done[:BLOCK].T
 
             if first:
-                self._in_parts(subtract, len(own))
+                self._in_parts(subtract, own, 0, first)
             block = own[:BLOCK].copy()
             _factorize(block)
             own[:BLOCK] = block
@@ -140,18 +141,28 @@ class Host:
             def divide(rows: slice, below: Floats = below, inverse: Floats = inverse) -> None:
                 below[rows] = below[rows] @ inverse.T
 
-            self._in_parts(divide, len(below))
+            self._in_parts(divide, below, 0, BLOCK)
 
-    def _in_parts(self, work: Callable[[slice], None], count: int) -> None:
-        """Call `work` for slices of `count` rows or columns, in threads."""
-        each = max(-(-count // PARTS), LEAST)
-        parts = iter([slice(first, min(first + each, count)) for first in range(0, count, each)])
+    def _in_parts(self, work: Callable[[slice], None], target: Floats, axis: int, depth: int) -> None:
+        """Call `work` for the parts of a target that it writes.
+
+        Args:
+            work: writes the rows or columns of a slice.
+            target: what it writes.
+            axis: 0 for rows, 1 for columns.
+            depth: products that each number of the target is the sum of.
+        """
+        self._in_threads(work, parts_of(target.shape[axis]))
+
+    def _in_threads(self, work: Callable[[slice], None], parts: Sequence[slice]) -> None:
+        """Call `work` for each part, in threads."""
+        left = iter(parts)
 
         def some() -> None:
-            for one in parts:  # the iterator is shared by all threads
+            for one in left:  # the iterator is shared by all threads
                 work(one)
 
-        helpers = [_helpers(self.threads - 1).submit(some) for _ in range(1, self.threads) if count > each]
+        helpers = [_helpers(self.threads - 1).submit(some) for _ in range(1, self.threads) if len(parts) > 1]
         try:
             some()
         finally:
@@ -164,6 +175,12 @@ class Host:
         if not np.isfinite(found).all():
             raise np.linalg.LinAlgError("not finite")
         return mirrored(found)
+
+
+def parts_of(count: int) -> list[slice]:
+    """Return the parts of `count` rows or columns."""
+    each = max(-(-count // PARTS), LEAST)
+    return [slice(first, min(first + each, count)) for first in range(0, count, each)]
 
 
 def _factorize(matrix: Floats) -> None:
