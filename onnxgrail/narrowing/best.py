@@ -37,7 +37,7 @@ from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import RECORD, Record
 from onnxgrail.narrowing.bits.again import again
-from onnxgrail.narrowing.choosing import Run, needs_gram, room, scarce
+from onnxgrail.narrowing.choosing import Place, Run, room, scarce
 from onnxgrail.narrowing.layers import (
     Refit,
     Stage,
@@ -49,7 +49,7 @@ from onnxgrail.narrowing.layers import (
     stages_at,
     with_addition,
 )
-from onnxgrail.narrowing.order import Turn, turns
+from onnxgrail.narrowing.order import Turn, jointly, owners_of, turns
 from onnxgrail.narrowing.two_networks import Pair, moments, starts_of
 
 FEW = 64  # samples below which blocks are only narrowed: with 16, a ViT then loses .58 to .71 times as much
@@ -60,7 +60,7 @@ WORSE = "no fit lowers the error on held-out samples"
 def sweep(run: Run, blocks: Sequence[Block]) -> float:
     """Decide every block on the dense network, and fit every matrix and convolution whose input changed.
 
-    All processes sum over rows; the first process decides. Cached results are not measured again; both streams catch up
+    All processes sum over rows, and share large solutions. Cached results are not measured again; both streams catch up
     when they are needed.
 
     Args:
@@ -100,7 +100,7 @@ class _Walk:
         whole = [b for b in blocks if {s.param for s in b.consumers} <= params]
         few = run.prepared.batches.samples < FEW
         large = {b.name for b in blocks if b.ranked and room(b, run.prepared) > self._limit}  # all that read a stream
-        later = {b.name for b in whole if few or not needs_gram(run.recipe, b) or scarce(b, run.prepared)}
+        later = {b.name for b in whole if few or not run.needs_gram(b) or scarce(b, run.prepared)}
         run.fitted = frozenset(later | large)
         feeds = len(pair.dense.shard.numbers)
         walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
@@ -129,27 +129,35 @@ class _Walk:
         probes = [p for some in wanted for p in some]
         goals = [name for stage in turn.layers if self._fits(stage) for name in stage.goals]
         # a fold is measured from the cut upstream of the block
-        where = (None, None) if run.folds(turn.blocks) else (turn.limit, goals)
+        end, targets = (None, None) if run.folds(turn.blocks) else (turn.limit, goals)
         measured: Sequence[tuple[Stats, ...]] = [()] * len(turn.blocks)
+        deal = run.deal(turn.blocks, known, there=run.dense is not None)
         if all(known):
-            pair.dense.skip(probes, pair.untouched, self._tick, *where)
+            pair.dense.skip(probes, pair.untouched, self._tick, end, targets)
         elif run.dense is None:
-            measured = by_block(wanted, pair.dense.measure(probes, pair.untouched, self._tick, *where))
+            owners = [deal.of(block) for block, some in zip(turn.blocks, wanted, strict=True) for _ in some]
+            measured = by_block(wanted, pair.dense.measure(probes, pair.untouched, self._tick, end, targets, owners))
         else:
-            pair.dense.skip(probes, pair.untouched, self._tick, *where)
+            pair.dense.skip(probes, pair.untouched, self._tick, end, targets)
             measured = [run.dense[b.name] for b in turn.blocks]
-        run.take(turn.blocks, known, measured, pair.dense, pair.untouched)
+        run.take(turn.blocks, known, measured, Place(deal=deal, stream=pair.dense, before=pair.untouched))
 
     def _fit(self, stage: Stage, end: int) -> None:
         """Fit the layers of a stage, given all upstream decisions and fits."""
         run, ledger = self._run, self._run.ledger
         stage = as_decided(stage, run.prepared, run.recipe, ledger)
         sums: list[tuple[Floats, ...]] = []  # `_fitted` frees the list
+        owners = owners_of(stage.products, run.job.group)
         if run.job.steps.finished([stage.key]):
             self._pair.skip(stage, ledger, end, self._tick)
         else:
-            sums.append(self._pair.sums(stage, ledger, end, self._tick))
-        found = run.job.steps.once(stage.key, lambda: _fitted(run, stage, sums), RECORD)
+            sums.append(self._pair.sums(stage, ledger, end, self._tick, owners))
+
+        def fitted() -> Record:
+            with jointly(run.job.group, owners):
+                return _fitted(run, stage, sums)
+
+        found = run.job.steps.once(stage.key, fitted, RECORD, owners)
         run.ledger = with_addition(ledger, found, run.prepared.model)
         run.refits += tuple(Refit(**row) for row in found.notes["refits"])
 

@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgrail.algebra.fit.compensate import BEST, COMPENSATORS, Compensator
-from onnxgrail.algebra.fit.compensate.plain import Plain
+from onnxgrail.algebra.decide import decided, needs_gram, reads_producers
+from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.fit.formats import in_range
 from onnxgrail.algebra.fit.judge import judge
-from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.reducers import REDUCERS
-from onnxgrail.algebra.select import selectors
 from onnxgrail.algebra.select.selectors import AUTO, SELECTORS
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense, size_of
 from onnxgrail.calibration.stream.sizes import are_kept, rows_of_all
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.core import INNER, Array, Block, Change, Floats, Outcome, Probe, Recipe, Selector, Stats, View
+from onnxgrail.core import INNER, Array, Block, Change, Floats, Outcome, Probe, Recipe, Stats, View
 from onnxgrail.graph import slots
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.group.sums import Owners
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Record, change_of, of_change
 from onnxgrail.narrowing.layers import Refit
 from onnxgrail.narrowing.norms import Norm
+from onnxgrail.narrowing.order import Deal, deal, jointly, waves
 
 COMPACT = "the file holds fewer numbers than its consumers have, and new ones would make it larger"
 RICH = 4  # rows per feature from which data are not few
-Fold = Callable[[Change], tuple[Stats, ...]]
-"""Measures a block's statistics with the activations that a fold produces."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Place:
+    """The processes that decide blocks, and the network in which these were measured.
+
+    Attributes:
+        deal: the processes.
+        stream: measured the blocks, and measures folds; None if no method reads activations.
+        before: the ledger of the measured network.
+    """
+
+    deal: Deal
+    stream: Stream | None = None
+    before: Ledger | None = None
 
 
 class Run:
@@ -88,6 +100,10 @@ class Run:
             return False
         return any(not scorer.enough(2 * rows, width) for rows, width in _rows(block, self.prepared))
 
+    def needs_gram(self, block: Block) -> bool:
+        """Return True if selecting units of a block needs products of its channels."""
+        return needs_gram(self.recipe, block)
+
     def folds(self, blocks: Sequence[Block]) -> bool:
         """Return True if units of some blocks are averaged, which is judged on the activations that it gives."""
         return not REDUCERS[self.recipe.reducer].needs_scores and any(b.name not in self.fitted for b in blocks)
@@ -97,34 +113,55 @@ class Run:
         found = self.job.steps.known(key(block))
         return None if found is None else change_of(found, block)
 
-    def choose(self, block: Block, stats: tuple[Stats, ...], fold: Fold | None = None) -> Change:
-        """Decide one block.
+    def _decided(self, blocks: Sequence[Block], measured: Sequence[tuple[Stats, ...]], place: Place) -> list[Change]:
+        """Decide blocks that do not depend on each other, at the same time.
 
         Args:
-            block: the block.
-            stats: statistics of its probes; empty if no method needs them.
-            fold: measures the activations that a fold gives; a decision that averages clusters is judged on them.
+            blocks: the blocks.
+            measured: statistics of the probes of each; empty if no method needs them, and for those of other processes.
+            place: the processes that decide, and how activations that a fold gives are measured; a decision that
+                averages clusters is judged on them.
         """
-        steps, scores = self.job.steps, SELECTORS[self.recipe.selector]
+        steps, owners = self.job.steps, [place.deal.of(block) for block in blocks]
+
+        def first(number: int) -> Record:
+            view = self._view(blocks[number], measured[number])
+            with jointly(self.job.group, owners[number]):
+                change = self._first(view)
+                return of_change(change if self._folds(change, place) else self.fitting(view, change))
+
+        found = steps.dealt(owners, first)
+        changes = [change_of(*one) for one in zip(found, blocks, strict=True)]
+        folds = [number for number, change in enumerate(changes) if self._folds(change, place)]
+        joint = [self._joint(changes[number], place, owners[number]) for number in folds]
+
+        def second(number: int) -> Record:  # averaged statistics underestimate the error
+            view = self._view(blocks[folds[number]], measured[folds[number]])
+            return of_change(self.fitting(view, judge(view, changes[folds[number]], joint[number])))
+
+        for number, record in zip(folds, steps.dealt([owners[n] for n in folds], second), strict=True):
+            found[number], changes[number] = record, change_of(record, blocks[number])
+        for block, record in zip(blocks, found, strict=True):
+            steps.keep(key(block), record)
+        return changes
+
+    def _view(self, block: Block, stats: tuple[Stats, ...]) -> View:
         slopes = self.prepared.gradients.get(block.name)
-        view = functools.cache(lambda: View(block=block, weights=self.weights(block), stats=stats, gradient=slopes))
+        return View(block=block, weights=self.weights(block), stats=stats, gradient=slopes)
 
-        def first() -> Record:
-            compact = any(slot.param in self.compact for slot in block.consumers)
-            plain = compact or block.name in self.fitted
-            change = decided(view(), self.kept[block.name], self.recipe, scores, fitted=plain)
-            if compact and change.reducer.kept.size < block.units and self.recipe.compensate != "none":
-                change = dataclasses.replace(change, outcome=Outcome(status="plain", reason=COMPACT))
-            judged = fold is not None and change.reducer.cluster is not None
-            return of_change(change if judged else self.fitting(view(), change))
+    def _first(self, view: View) -> Change:
+        """Decide one block, before a fold is judged."""
+        block = view.block
+        compact = any(slot.param in self.compact for slot in block.consumers)
+        plain = compact or block.name in self.fitted
+        change = decided(view, self.kept[block.name], self.recipe, SELECTORS[self.recipe.selector], fitted=plain)
+        if compact and change.reducer.kept.size < block.units and self.recipe.compensate != "none":
+            return dataclasses.replace(change, outcome=Outcome(status="plain", reason=COMPACT))
+        return change
 
-        found = steps.shared(first)
-        change = change_of(found, block)
-        if fold is not None and change.reducer.cluster is not None:  # averaged statistics underestimate the error
-            joint = fold(change)
-            found = steps.shared(lambda: of_change(self.fitting(view(), judge(view(), change, joint))))
-        steps.keep(key(block), found)
-        return change_of(found, block)
+    def _folds(self, change: Change, place: Place) -> bool:
+        """Return True if a decision is judged on activations that it gives."""
+        return place.stream is not None and change.reducer.cluster is not None and change.block.name not in self.fitted
 
     def fitting(self, view: View, change: Change) -> Change:
         """Check a decision against the range of the weights' formats, see `in_range`."""
@@ -133,30 +170,63 @@ class Run:
         limits = [np.inf if n in facts.stored else slots.largest(facts.dtypes[n]) for n in names]
         return in_range(view, change, limits)
 
+    def deal(self, blocks: Sequence[Block], known: Sequence[Change | None], *, there: bool = False) -> Deal:
+        """Return the waves in which blocks are decided, and the processes that decide them.
+
+        Args:
+            blocks: the blocks, in the order in which they are decided.
+            known: cached decision per block, None if there is none.
+            there: True if the first process has the statistics already.
+        """
+        group = self.job.group
+        if group.size == 1 or there:
+            return Deal([[block] for block in blocks])
+        cached = {block.name for block, change in zip(blocks, known, strict=True) if change}
+        return deal(
+            waves(blocks, producers=reads_producers(self.recipe)),
+            lambda block: 0.0 if block.name in cached else self._effort(block),
+            self.probes,
+            group,
+        )
+
+    def _effort(self, block: Block) -> float:
+        """Return the multiply-accumulates of deciding a block, roughly."""
+        shapes, probes = self.prepared.survey.facts.shapes, self.probes(block)
+        numbers = float(sum(math.prod(shapes[slot.initializer]) for slot in block.consumers))
+        wide = max((probe.width for probe in probes if probe.few or not probe.alone), default=1)
+        return sum(float(probe.width) ** 3 for probe in probes if probe.few or not probe.alone) + numbers * wide
+
     def take(
         self,
         blocks: Sequence[Block],
         known: Sequence[Change | None],
         measured: Sequence[tuple[Stats, ...]],
-        stream: Stream,
-        before: Ledger,
+        place: Place,
     ) -> None:
-        """Decide blocks: take cached decisions, else use what the stream measured in the network `before`.
+        """Decide blocks: take cached decisions, else use what a stream measured.
 
         Args:
             blocks: the blocks to decide.
             known: cached decision per block, None if there is none.
-            measured: statistics per block; empty if there is a cached decision or no method needs them.
-            stream: the stream that measured them, for folds.
-            before: the ledger of the measured network.
+            measured: statistics per block; empty if there is a cached decision or no method needs them, and for blocks
+                of other processes.
+            place: the processes that decide, and the stream, for folds.
         """
-        for block, change, stats in zip(blocks, known, measured, strict=True):
-            fold = None if block.name in self.fitted else functools.partial(self._joint, stream, before)
-            self.settle(change or self.choose(block, stats, fold))
+        cached = {block.name: change for block, change in zip(blocks, known, strict=True)}
+        stats = {block.name: found for block, found in zip(blocks, measured, strict=True)}
+        for wave in place.deal.waves:
+            todo = [block for block in wave if not cached[block.name]]
+            done = iter(self._decided(todo, [stats.pop(block.name) for block in todo], place))
+            for block in wave:
+                self.settle(cached[block.name] or next(done))
 
-    def _joint(self, stream: Stream, before: Ledger, change: Change) -> tuple[Stats, ...]:
+    def _joint(self, change: Change, place: Place, owners: Owners) -> tuple[Stats, ...]:
         """Measure the activations that a fold gives, jointly with the original ones."""
-        return stream.measure_fold(change.block.probes, change.reducer.kept, before, self.after(change, before))
+        assert place.stream is not None
+        assert place.before is not None
+        after, kept = self.after(change, place.before), change.reducer.kept
+        found = place.stream.measure_fold(change.block.probes, kept, place.before, after, owners)
+        return tuple(stats for stats in found if stats is not None)
 
     def settle(self, change: Change) -> None:
         """Write a decision into the ledger. The list of changes keeps no weights, which would fill the memory."""
@@ -166,63 +236,6 @@ class Run:
     def after(self, change: Change, ledger: Ledger) -> Ledger:
         """Return a ledger with one more decision."""
         return weights.record(change, self.prepared.model, self.prepared.survey, ledger)
-
-
-def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted: bool = False) -> Change:
-    """Decide one block at one width.
-
-    Args:
-        view: the block with its weights and statistics.
-        kept: the new width.
-        recipe: names the reducer and the compensator.
-        selector: scores the units.
-        fitted: the consumers are fitted later, so that they are not compensated here.
-    """
-    reducer = REDUCERS[recipe.reducer]
-    change = reduce_and_compensate(
-        view,
-        kept,
-        selector=_first if view.block.ranked else selector,
-        reducer=reducer,
-        compensator=Plain(measured=False) if fitted else _compensator(recipe, view.block),
-        rng=np.random.default_rng((recipe.seed, int(view.block.ids[0]))),
-    )
-    scored = reducer.needs_scores and kept < view.block.units and not view.block.ranked
-    return dataclasses.replace(change, selector=selectors.taken(recipe.selector, view)) if scored else change
-
-
-def _first(view: View, rng: np.random.Generator) -> Floats:  # noqa: ARG001  the interface of a selector
-    """Score units by their order."""
-    return -np.arange(view.block.units, dtype=np.float64)
-
-
-def _compensator(recipe: Recipe, block: Block) -> Compensator:
-    """Return the chosen compensator with the recipe's ridge parameter; none for channels inside heads.
-
-    Queries and keys have no consumer. The basis of values is that in which the least is lost without compensation, and
-    other heads, of which values vary little within a sample, would seem to repair on few samples what they do not.
-    """
-    if block.kind in INNER:
-        return Plain()
-    chosen: Any = COMPENSATORS[recipe.compensate]
-    fields = {f.name for f in dataclasses.fields(chosen)}  # plug-ins are wrapped and keep their own ridge parameter
-    compensator: Compensator = dataclasses.replace(chosen, alpha=recipe.ridge) if "alpha" in fields else chosen
-    return compensator
-
-
-def needs_data(recipe: Recipe) -> bool:
-    """Return True if a method of the recipe reads activations."""
-    reducer = REDUCERS[recipe.reducer]
-    selecting = reducer.needs_scores and SELECTORS[recipe.selector].needs_data
-    return selecting or reducer.needs_data or COMPENSATORS[recipe.compensate].needs_data
-
-
-def needs_gram(recipe: Recipe, block: Block) -> bool:
-    """Return True if selecting units of a block needs products of its channels."""
-    reducer = REDUCERS[recipe.reducer]
-    return reducer.needs_data or (
-        reducer.needs_scores and not block.ranked and selectors.needs_gram_of(recipe.selector, block)
-    )
 
 
 def scarce(block: Block, prepared: Prepared) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from onnxgrail.algebra.decide import needs_data
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.calibration.stream.dense import by_block, size_of
 from onnxgrail.calibration.stream.stream import Stream
@@ -16,8 +17,8 @@ from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.narrowing import norms
 from onnxgrail.narrowing.best import sweep
-from onnxgrail.narrowing.choosing import Run, needs_data, room
-from onnxgrail.narrowing.order import Step, closed_steps, open_steps
+from onnxgrail.narrowing.choosing import Place, Run, room
+from onnxgrail.narrowing.order import Deal, Step, closed_steps, open_steps
 
 TOGETHER = 2**27  # bytes of second moments that one step of an open loop measures
 
@@ -37,7 +38,7 @@ def settle(run: Run, blocks: Sequence[Block]) -> float:
     if needs_data(run.recipe):
         return _measured(run, blocks)
     for block in blocks:
-        run.settle(run.known(block) or run.choose(block, ()))
+        run.take([block], [run.known(block)], [()], Place(deal=Deal([[block]])))
     return 0.0
 
 
@@ -57,29 +58,53 @@ def _measured(run: Run, blocks: Sequence[Block]) -> float:
     pile = Pile(heavy=heavy)
     with stream_of(prepared, recipe, job.group) as stream:
         tick = ticking(job.progress, "calibrating", len(stream.shard.numbers) * len(todo))
-        for step in todo:
-            limit = step.limit if len(todo) > 1 else None
-            _step(run, stream, step, run.ledger if recipe.closed_loop else untouched, limit, tick)
-            pile.add(sum(room(block, prepared) for block in step.blocks))
+        for steps in _together(run, todo):
+            limits = {step: step.limit if len(todo) > 1 else None for step in steps}
+            _round(run, stream, limits, run.ledger if recipe.closed_loop else untouched, tick)
+            pile.add(sum(room(block, prepared) for step in steps for block in step.blocks))
         return stream.forward
 
 
-def _step(run: Run, stream: Stream, step: Step, before: Ledger, limit: int | None, tick: Tick) -> None:
-    """Measure the blocks of a step in the network `before` and decide them.
+def _together(run: Run, todo: Sequence[Step]) -> list[Sequence[Step]]:
+    """Return steps that are measured before their blocks are decided: with a block for each process in an open loop.
 
-    This is a function of its own so that the arrays of a step are freed when it returns.
+    A fold is measured at the place of its block, before the stream moves on.
     """
-    known = [run.known(b) for b in step.blocks]
-    wanted = [run.probes(b) for b in step.blocks]
-    probes = [p for some in wanted for p in some]
-    measured: Sequence[tuple[Stats, ...]] = [()] * len(step.blocks)
-    if run.dense is not None and not before.dead.any():  # nothing is narrowed yet: the stream need not move
-        measured = measured if all(known) else [run.dense[b.name] for b in step.blocks]
-    elif all(known):
-        stream.skip(probes, before, tick, limit)
-    else:
-        measured = by_block(wanted, stream.measure(probes, before, tick, limit))
-    run.take(step.blocks, known, measured, stream, before)
+    folds = any(run.folds(step.blocks) for step in todo)
+    count = 1 if run.recipe.closed_loop or folds else run.job.group.size
+    return [todo[first : first + count] for first in range(0, len(todo), count)]
+
+
+def _round(run: Run, stream: Stream, limits: Mapping[Step, int | None], before: Ledger, tick: Tick) -> None:
+    """Measure the blocks of some steps in the network `before`, and decide them.
+
+    This is a function of its own so that the arrays of the steps are freed when it returns.
+
+    Args:
+        run: the decisions so far.
+        stream: moves on.
+        limits: steps with the positions to which the stream moves; None if it stays.
+        before: decisions in the network that is measured.
+        tick: called once per batch.
+    """
+    blocks = [block for step in limits for block in step.blocks]
+    known = [run.known(block) for block in blocks]
+    there = run.dense is not None and not before.dead.any()  # nothing is narrowed yet: the stream need not move
+    deal = run.deal(blocks, known, there=there)
+    measured: list[tuple[Stats, ...]] = []
+    for step, limit in limits.items():
+        wanted = [run.probes(b) for b in step.blocks]
+        probes = [p for some in wanted for p in some]
+        cached = all(known[len(measured) : len(measured) + len(wanted)])
+        if there and run.dense is not None:
+            measured += [() if cached else run.dense[b.name] for b in step.blocks]
+        elif cached:
+            stream.skip(probes, before, tick, limit)
+            measured += [()] * len(step.blocks)
+        else:
+            owners = [deal.of(block) for block, some in zip(step.blocks, wanted, strict=True) for _ in some]
+            measured += by_block(wanted, stream.measure(probes, before, tick, limit, owners=owners))
+    run.take(blocks, known, measured, Place(deal=deal, stream=stream, before=before))
 
 
 def bring_back(run: Run) -> float:

@@ -120,6 +120,11 @@ class Stage:
         return 8 * (squares + 12 * self.features * self.outputs)  # measured on 3942 x 2048
 
     @property
+    def products(self) -> int:
+        """Return the multiply-accumulates that fitting takes, roughly."""
+        return self.features**2 * (self.features + 2 * self.outputs)
+
+    @property
     def goals(self) -> list[str]:
         """Return the names of all targets, and of the dense input if products are summed with it."""
         return [*(task.goal for task in self.tasks), *([self.first.source] if self.through else ())]

@@ -1,15 +1,24 @@
-"""The order in which blocks are decided, such that the network is walked once and each block sees final inputs."""
+"""The order in which blocks are decided, and the processes that decide them.
+
+The network is walked once, and each block sees final inputs. Blocks that do not depend on each other are decided at the
+same time, each by a process of its own; one that takes as long as all others is decided by several together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from onnxgrail.algebra.solve.shared import crew_of, together
 from onnxgrail.calibration.stream.dense import grouped
-from onnxgrail.core import Block
+from onnxgrail.calibration.stream.probing import same
+from onnxgrail.core import Block, Probe
+from onnxgrail.machine.group.sums import FIRST, Group, Owners
 
 WIDE = 3  # a block that spans more other blocks than this is measured on the dense network
+JOINT = 2**33  # multiply-accumulates of a solve, about 0.2 s, from which several processes are quicker than one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +112,101 @@ def turns(blocks: Sequence[Block], layers: Sequence[L]) -> list[Turn[L]]:
         begins = [*(b.span[0] for b in some), *(layer.span[0] for layer in following)]
         limit = min([limit, *begins] if limit else begins)
     return made[::-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deal:
+    """Blocks in waves that are decided one after the other, and the processes that decide each block.
+
+    Attributes:
+        waves: in the order of the blocks; no block of a wave reads weights that another one of it changes.
+        owners: by name of the block; the first process if there is none.
+    """
+
+    waves: Sequence[Sequence[Block]]
+    owners: Mapping[str, Owners] = field(default_factory=dict)
+
+    def of(self, block: Block) -> Owners:
+        """Return the processes that decide a block."""
+        return self.owners.get(block.name, FIRST)
+
+
+def waves(blocks: Sequence[Block], *, producers: bool) -> list[list[Block]]:
+    """Cut blocks, in the order in which they are decided, into runs of blocks that do not depend on each other.
+
+    Args:
+        blocks: as above.
+        producers: True if decisions read all weights of a block, False if they read those of its consumers only.
+    """
+    found: list[list[Block]] = []
+    changed: set[str] = set()
+    for block in blocks:
+        read = {slot.param for slot in (block.slots if producers else block.consumers)}
+        if not found or read & changed:
+            found.append([])
+            changed = set()
+        found[-1].append(block)
+        changed |= {slot.param for slot in block.slots}
+    return found
+
+
+def deal(
+    some: Sequence[Sequence[Block]],
+    cost: Callable[[Block], float],
+    probes: Callable[[Block], Sequence[Probe]],
+    group: Group,
+) -> Deal:
+    """Return the processes that decide the blocks of each wave, such that all of these are ready at the same time.
+
+    All processes must call it.
+
+    Args:
+        some: waves of blocks.
+        cost: multiply-accumulates of deciding a block.
+        probes: of a block; blocks with equal ones are decided by the same process.
+        group: the processes.
+    """
+    crew = crew_of(group)
+    family = _families([block for wave in some for block in wave], probes)
+    placed: dict[int, Owners] = {}
+    for wave in some:
+        costs: dict[int, float] = {}
+        for block in wave:
+            costs[family[block.name]] = costs.get(family[block.name], 0.0) + cost(block)
+        loads = [0.0] * group.size
+        for number in costs.keys() & placed.keys():
+            loads[placed[number].ranks.start] += costs[number]
+        for number in sorted(costs.keys() - placed.keys(), key=lambda f: (-costs[f], f)):
+            if costs[number] >= JOINT and costs[number] * crew >= 2 * sum(costs.values()):
+                placed[number] = Owners(range(crew))
+                continue
+            rank = loads.index(min(loads))
+            loads[rank] += costs[number]
+            placed[number] = Owners(range(rank, rank + 1))
+    return Deal(some, {name: placed[number] for name, number in family.items()})
+
+
+def owners_of(products: int, group: Group) -> Owners:
+    """Return the processes that solve a system of so many multiply-accumulates; all processes must call it."""
+    return Owners(range(crew_of(group))) if products >= JOINT and group.size > 1 else FIRST
+
+
+def jointly(group: Group, owners: Owners) -> AbstractContextManager[None]:
+    """Share large products within a with-block, if several processes execute it."""
+    return together(group, len(owners.ranks))
+
+
+def _families(blocks: Sequence[Block], probes: Callable[[Block], Sequence[Probe]]) -> dict[str, int]:
+    """Return a number per block, equal for blocks that read the same statistics."""
+    found: dict[str, int] = {}
+    readers: dict[tuple[object, ...], int] = {}
+    for number, block in enumerate(blocks):
+        mine = [same(probe) for probe in probes(block)]
+        joined = {readers[key] for key in mine if key in readers} | {number}
+        least = min(joined)
+        found = {name: least if one in joined else one for name, one in found.items()} | {block.name: least}
+        readers = {key: least if one in joined else one for key, one in readers.items()} | dict.fromkeys(mine, least)
+    return found
 
 
 def _inside(block: Block, blocks: Sequence[Block]) -> int:

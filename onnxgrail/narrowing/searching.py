@@ -7,11 +7,9 @@ import functools
 import sys
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
+from onnxgrail.algebra.decide import decided, needs_data, scores_of
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.moments.curves import Narrow
-from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.allocation.choose import simple
 from onnxgrail.allocation.few import Rung
 from onnxgrail.allocation.ladders import Cost
@@ -24,7 +22,7 @@ from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.rounding import in_few_bits
-from onnxgrail.narrowing.choosing import Run, decided, needs_data
+from onnxgrail.narrowing.choosing import Run
 from onnxgrail.narrowing.grail import bring_back, settle
 from onnxgrail.narrowing.two_networks import targets_of
 from onnxgrail.search.candidates import Task
@@ -55,9 +53,7 @@ def dense_of(prepared: Prepared, job: Job, blocks: Sequence[Block], files: Stats
 
 def narrow_of(recipe: Recipe) -> Narrow:
     """Return a function that decides a block at any width; the scores of its units are computed once."""
-    scores = functools.lru_cache(maxsize=1)(
-        lambda view: SELECTORS[recipe.selector](view, np.random.default_rng((recipe.seed, int(view.block.ids[0]))))
-    )
+    scores = functools.lru_cache(maxsize=1)(functools.partial(scores_of, recipe))
 
     def narrow(view: View, kept: int) -> Change:
         return decided(view, kept, recipe, lambda one, _: scores(one))

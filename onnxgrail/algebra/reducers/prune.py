@@ -21,6 +21,7 @@ class Prune:
 
     needs_scores: ClassVar[bool] = True
     needs_data: ClassVar[bool] = False
+    consumers_only: ClassVar[bool] = True
 
     def __call__(self, view: View, kept: int, scores: Floats | None, rng: np.random.Generator) -> Reducer:
         """Select the units; `rng` is not used.

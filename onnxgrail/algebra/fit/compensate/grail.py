@@ -38,6 +38,7 @@ class Grail:
 
     alpha: float = 1e-3
     needs_data: ClassVar[bool] = True
+    consumers_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the ridge parameter."""

@@ -22,6 +22,7 @@ class Plain:
 
     measured: bool = True
     needs_data: ClassVar[bool] = False
+    consumers_only: ClassVar[bool] = True
 
     def __call__(self, view: View, reducer: Reducer) -> Change:
         """Compute the decision for `view.block`."""

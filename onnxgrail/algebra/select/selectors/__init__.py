@@ -15,6 +15,8 @@ class Scorer(Protocol):
     """A `core.Selector` with `needs_data`, True if it reads `view.stats`.
 
     A selector with `needs_gram = False` reads only squares and totals, so that products need not be measured for it.
+    One with `consumers_only = True` reads weights of consumers only, so that several processes can score neighboring
+    blocks at the same time; so do such reducers and compensators.
     """
 
     needs_data: ClassVar[bool]

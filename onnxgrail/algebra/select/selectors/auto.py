@@ -31,6 +31,7 @@ class Auto:
     widest: int = WIDEST
     rows: int = ROWS
     needs_data: ClassVar[bool] = True
+    consumers_only: ClassVar[bool] = True
 
     def eliminates(self, block: Block) -> bool:
         """Return True if a block is narrow enough, so that products of its channels are measured."""

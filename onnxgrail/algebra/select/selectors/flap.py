@@ -33,6 +33,7 @@ class Flap:
 
     metric: Metric = "wifv"
     needs_data: ClassVar[bool] = True
+    consumers_only: ClassVar[bool] = True
     needs_gram: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:

@@ -28,6 +28,7 @@ class Gram:
 
     alpha: float = 1.0
     needs_data: ClassVar[bool] = True
+    consumers_only: ClassVar[bool] = True
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Score the units (u,); `rng` is not used.

@@ -27,6 +27,7 @@ class Obs:
 
     alpha: float = ALPHA
     needs_data: ClassVar[bool] = True
+    consumers_only: ClassVar[bool] = True
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Score the units (u,); `rng` is not used.

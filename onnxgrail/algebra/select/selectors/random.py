@@ -15,6 +15,7 @@ class Random:
     """score_u uniform in [0, 1), shape (u,): keeps a random subset, the same one for the same generator state."""
 
     needs_data: ClassVar[bool] = False
+    consumers_only: ClassVar[bool] = True
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Score the units (u,)."""

@@ -34,6 +34,7 @@ class SlimGpt:
     largest: int = 1024
     smallest: int = 8
     needs_data: ClassVar[bool] = True
+    consumers_only: ClassVar[bool] = True
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Score the units (u,); `rng` is not used.

@@ -24,6 +24,7 @@ class Wanda:
     """
 
     needs_data: ClassVar[bool] = True
+    consumers_only: ClassVar[bool] = True
     needs_gram: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:

@@ -29,6 +29,7 @@ class Wandapp:
 
     alpha: float = 100.0
     needs_data: ClassVar[bool] = True
+    consumers_only: ClassVar[bool] = True
     needs_gram: ClassVar[bool] = False
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
