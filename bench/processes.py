@@ -1,43 +1,128 @@
-"""Compare one process with two processes, each with one thread: the same bytes, in less time.
+"""Compare one process with several, each with one thread: the same bytes, in less time.
 
-    python bench/processes.py [--rounds 3] [--layers 8] [--samples 2048] > bench/results/processes.json
+    python -m bench.processes [--width 4096] [--hidden 4096] [--layers 4] [--samples 128] > bench/results/processes.json
 
-A stack of residual MLPs with random weights is narrowed in closed loop.  There are many rows for its width, so that the
-forward passes and the second moments dominate.  Runs alternate; medians are given of the seconds of the whole command
-(including the start, which takes longer with torch), of its `calibrate` stage, and of the processor time of the busiest
-process, which is the time that an idle machine would need.
+A stack of residual MLPs with random weights is narrowed in an open loop, in a closed loop and with `--compensate best`.
+There are two rows per channel, so that sums over rows and solves both matter.
+
+The processes run on one machine that has fewer cores than there are processes, so seconds on the clock tell nothing.
+Two numbers are given instead, for the whole command from the start of the interpreter on:
+
+- `busiest`: the processor time of the process that worked most;
+- `path`: the time that a machine with a core for each process would need. The processes compare their processor times
+  whenever they exchange anything, and all go on with the largest: as if everyone waited for everyone each time.
+  `calibrate` is the part of it in which blocks are measured and decided; the rest is starting, reading, proving and
+  writing, of which every process or the first one does the whole.
+
+All processes run on one core, in turn: on two, each would be slower, and one process alone would not.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-WIDTH, HIDDEN, TOKENS = 512, 1024, 64
+import onnxgrail
+from onnxgrail.core import Array
+from onnxgrail.machine.group.sums import NOWHERE, Group, Node
+from onnxgrail.machine.steps.codec import Record
+from onnxgrail.narrowing import decide
+
+T = TypeVar("T")
+TOKENS, BATCH = 64, 8
+MODES: dict[str, dict[str, Any]] = {
+    "open loop": {"compensate": "grail"},
+    "closed loop": {"compensate": "grail", "closed_loop": True},
+    "best": {"compensate": "best"},
+}
+COMMON = {"unit_ratio": 0.3, "blocks": ("mlp",), "held_out": 0, "check": False, "batch_size": BATCH, "force": True}
+ONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def stack(layers: int) -> onnx.ModelProto:
+class Clocked:
+    """A group whose processes compare their processor times whenever they exchange anything.
+
+    Attributes:
+        path: seconds on the longest way through all processes so far.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group, self.path, self._last = group, 0.0, 0.0
+
+    rank = property(lambda self: self._group.rank)
+    size = property(lambda self: self._group.size)
+
+    def now(self) -> float:
+        """Return the seconds on the longest way, with the work of this process since the last exchange."""
+        return self.path + time.process_time() - self._last
+
+    def _after(self, found: T, count: int) -> T:
+        mine = np.array([self.now()])
+        times = self._group.exchange([mine], count)
+        self.path, self._last = max(float(one[0][0]) for one in times), time.process_time()
+        return found
+
+    def collect(self, nodes: list[Node], owners: Sequence[int]) -> None:
+        """Combine partial sums."""
+        self._after(self._group.collect(nodes, owners), self.size)
+
+    def exchange(
+        self, arrays: Sequence[Array], count: int, places: Mapping[int, Sequence[Array]] = NOWHERE
+    ) -> list[Sequence[Array]]:
+        """Exchange arrays."""
+        return self._after(self._group.exchange(arrays, count, places), count)
+
+    def share(self, record: Record | None, source: int = 0) -> Record | None:
+        """Share a record."""
+        return self._after(self._group.share(record, source), self.size)
+
+    def agree(self, text: str) -> bool:
+        """Compare a text."""
+        return self._after(self._group.agree(text), self.size)
+
+
+def work(folder: Path, output: str, mode: str) -> None:
+    """Compress in this process; the first one prints its figures."""
+    with onnxgrail.join() as group:
+        clocked, settle, begun = Clocked(group), decide.settle, []
+
+        def timed(*arguments: Any) -> float:
+            begun.append(clocked.now())
+            seconds = settle(*arguments)
+            begun.append(clocked.now())
+            return seconds
+
+        with patch.object(decide, "settle", timed):
+            onnxgrail.compress(
+                folder / "m.onnx", folder / output, data=folder / "x.npy", group=clocked, **COMMON, **MODES[mode]
+            )
+        if group.rank == 0:
+            print(json.dumps({"path": clocked.now(), "calibrate": begun[1] - begun[0]}))
+
+
+def stack(layers: int, width: int, hidden: int) -> onnx.ModelProto:
     """Return a stack of residual MLPs."""
     rng = np.random.default_rng(0)
     nodes, weights, value = [], [], "x"
     for k in range(layers):
-        up = rng.standard_normal((WIDTH, HIDDEN), np.float32) / np.float32(WIDTH**0.5)
-        down = rng.standard_normal((HIDDEN, WIDTH), np.float32) / np.float32(HIDDEN**0.5)
+        up = rng.standard_normal((width, hidden), np.float32) / np.float32(width**0.5)
+        down = rng.standard_normal((hidden, width), np.float32) / np.float32(hidden**0.5)
         weights += [numpy_helper.from_array(up, f"up{k}"), numpy_helper.from_array(down, f"down{k}")]
         nodes += [
             helper.make_node("MatMul", [value, f"up{k}"], [f"a{k}"], name=f"up{k}"),
@@ -46,95 +131,101 @@ def stack(layers: int) -> onnx.ModelProto:
             helper.make_node("Add", [value, f"b{k}"], [f"x{k}"], name=f"add{k}"),
         ]
         value = f"x{k}"
-    ends = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", TOKENS, WIDTH]) for n in ("x", value)]
+    ends = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", TOKENS, width]) for n in ("x", value)]
     graph = helper.make_graph(nodes, "stack", ends[:1], ends[1:], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def run(folder: Path, size: int) -> dict[str, float]:
-    """Run a command in `size` processes; return seconds, seconds of calibration, processor seconds of the busiest."""
+def run(folder: Path, mode: str, size: int) -> dict[str, Any]:
+    """Run a command in `size` processes; return its figures and the digest of the file."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    common = {**os.environ, **ONE, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     words = [
-        "m.onnx",
+        sys.executable,
+        "-m",
+        "bench.processes",
+        "--folder",
+        str(folder),
+        "--output",
         f"{size}.onnx",
-        "--data",
-        "x.npy",
-        "--held-out",
-        "0",
-        "--no-check",
-        "--force",
-        "--ratio",
-        "0.3",
-        "--blocks",
-        "mlp",
-        "--json",
-        "-q",
+        "--mode",
+        mode,
     ]
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    common |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started, busy = time.perf_counter(), []
-    with (folder / "report.json").open("wb") as report:
-        pids = [
-            subprocess.Popen(
-                [sys.executable, "-m", "onnxgrail", "compress", *words],
-                cwd=folder,
-                env={**common, "RANK": str(rank)},
-                stdout=report if rank == 0 else subprocess.DEVNULL,
-            ).pid
-            for rank in range(size)
-        ]
-        for pid in pids:
-            _, status, used = os.wait4(pid, 0)
-            assert status == 0, f"exit status {status}"
-            busy.append(used.ru_utime + used.ru_stime)
-    seconds = time.perf_counter() - started
-    timing = json.loads((folder / "report.json").read_text())["timing"]
-    return {"command": seconds, "calibrate": timing["calibrate"], "processor": max(busy)}
+    started = time.perf_counter()
+    words += ["--mode", mode]
+    outs = [subprocess.PIPE, *[None] * (size - 1)]
+    running = [subprocess.Popen(words, env={**common, "RANK": str(rank)}, stdout=out) for rank, out in enumerate(outs)]
+    assert running[0].stdout is not None
+    told, busy = json.loads(running[0].stdout.read() or "{}"), []
+    for process in running:
+        _, status, used = os.wait4(process.pid, 0)
+        assert status == 0, f"exit status {status}"
+        busy.append(round(used.ru_utime + used.ru_stime, 2))
+    digest = hashlib.sha256((folder / f"{size}.onnx").read_bytes()).hexdigest()
+    clock = round(time.perf_counter() - started, 2)
+    figures = {name: round(seconds, 2) for name, seconds in told.items()}
+    return {**figures, "busiest": max(busy), "processors": busy, "clock": clock, "sha256": digest[:16]}
+
+
+def summary(args: argparse.Namespace, found: dict[str, dict[int, dict[str, Any]]], load: list[float]) -> Any:
+    """Return all figures, and the ratios to those of one process."""
+    modes = {}
+    for mode, runs in found.items():
+        ratios = {
+            str(size): {key: round(runs[1][key] / one[key], 2) for key in ("path", "calibrate", "busiest")}
+            for size, one in runs.items()
+            if size > 1
+        }
+        same = len({one["sha256"] for one in runs.values()}) == 1
+        modes[mode] = {"same_bytes": same, "speedup": ratios, "runs": {str(size): one for size, one in runs.items()}}
+    return {
+        "model": {
+            "layers": args.layers,
+            "width": args.width,
+            "hidden": args.hidden,
+            "rows": args.samples * TOKENS,
+        },
+        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "threads": 1},
+        "load": [round(value, 2) for value in load],
+        "modes": modes,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench as a script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--output", help=argparse.SUPPRESS)
+    parser.add_argument("--mode", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+    if args.folder is not None:
+        work(args.folder, args.output, args.mode)
+        return 0
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     load = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        onnx.save(stack(args.layers), folder / "m.onnx")
+        onnx.save(stack(args.layers, args.width, args.hidden), folder / "m.onnx")
         rng = np.random.default_rng(1)
-        np.save(folder / "x.npy", rng.standard_normal((args.samples, TOKENS, WIDTH), np.float32))
-        for _ in range(args.rounds):
-            for size, rows in found.items():
-                rows.append(run(folder, size))
+        np.save(folder / "x.npy", rng.standard_normal((args.samples, TOKENS, args.width), np.float32))
+        for mode in args.modes:
+            found[mode] = {}
+            for size in args.sizes:
+                found[mode][size] = run(folder, mode, size)
                 load.append(os.getloadavg()[0])
-        same = (folder / "1.onnx").read_bytes() == (folder / "2.onnx").read_bytes()
-    print(json.dumps(summary(args, found, load, same=same), indent=1))
-    return 0 if same else 1
-
-
-def summary(
-    args: argparse.Namespace, found: dict[int, list[dict[str, float]]], load: list[float], *, same: bool
-) -> Any:
-    """Return the medians and their ratios."""
-    medians = {
-        size: {key: round(statistics.median(row[key] for row in rows), 2) for key in rows[0]}
-        for size, rows in found.items()
-    }
-    return {
-        "model": {"layers": args.layers, "width": WIDTH, "hidden": HIDDEN, "rows": args.samples * TOKENS},
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "load": [round(value, 2) for value in load],
-        "same_bytes": same,
-        "one_process": medians[1],
-        "two_processes": medians[2],
-        "speedup": {key: round(medians[1][key] / medians[2][key], 2) for key in medians[1]},
-        "runs": {str(size): [{k: round(v, 2) for k, v in row.items()} for row in rows] for size, rows in found.items()},
-    }
+                print(mode, size, found[mode][size], file=sys.stderr)
+    print(json.dumps(summary(args, found, load), indent=1))
+    return 0 if all(len({one["sha256"] for one in runs.values()}) == 1 for runs in found.values()) else 1
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ class _Part:
     def collect(self, nodes: list[Node], owners: Sequence[int]) -> None:
         """Nothing travels."""
 
-    def exchange(self, arrays: Sequence[np.ndarray], _: int) -> list[Sequence[np.ndarray]]:
+    def exchange(self, arrays: Sequence[np.ndarray], *_: object) -> list[Sequence[np.ndarray]]:
         return [arrays]
 
     def share(self, record: Record | None, _: int = 0) -> Record | None:

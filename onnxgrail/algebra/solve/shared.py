@@ -42,12 +42,13 @@ class Shared(Host):
             Host._in_parts(self, work, target, axis, depth)
             return
         dealt = [found[rank :: self.crew] for rank in range(self.crew)]
-        mine = dealt[self.group.rank]
-        self._in_threads(work, [part for part, _ in mine])
-        given = self.group.exchange([np.ascontiguousarray(rows) for _, rows in mine], self.crew)
-        for rank, (parts, arrays) in enumerate(zip(dealt, given, strict=True)):
-            for (_, rows), array in zip(parts if rank != self.group.rank else (), arrays, strict=False):
-                rows[...] = array.reshape(rows.shape)
+        self._in_threads(work, [part for part, _ in dealt[self.group.rank]])
+        own = [np.ascontiguousarray(rows).reshape(-1) for _, rows in dealt[self.group.rank]]
+        places = {rank: [rows.reshape(-1) for _, rows in some] for rank, some in enumerate(dealt)}
+        for some, arrays in zip(dealt, self.group.exchange(own, self.crew, places), strict=True):
+            for (_, rows), array in zip(some, arrays, strict=True):
+                if not np.may_share_memory(rows, array):
+                    rows[...] = array.reshape(rows.shape)
 
     def each(self, items: Sequence[int], make: Callable[[int], Floats]) -> Iterator[Floats]:
         """Yield what `make` returns for each item, flat; process i makes the items i, i + crew, ... alone."""

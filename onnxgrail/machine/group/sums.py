@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -50,6 +50,8 @@ class Owners:
 
 FIRST = Owners(range(1))
 """The first process."""
+NOWHERE: Mapping[int, Sequence[Array]] = {}
+"""No places for what other processes send."""
 
 
 class Group(Protocol):
@@ -66,8 +68,13 @@ class Group(Protocol):
     def collect(self, nodes: list[Node], owners: Sequence[int]) -> None:
         """Combine the partial sums of all processes: of array n in process `owners[n]`; elsewhere it becomes empty."""
 
-    def exchange(self, arrays: Sequence[Array], count: int) -> list[Sequence[Array]]:
-        """Return the arrays of each of the first `count` processes, flat; these make the call, the others don't."""
+    def exchange(
+        self, arrays: Sequence[Array], count: int, places: Mapping[int, Sequence[Array]] = NOWHERE
+    ) -> list[Sequence[Array]]:
+        """Return the arrays of each of the first `count` processes, flat; these make the call, the others don't.
+
+        By process, `places` are arrays in which its arrays land if they have the same sizes and types.
+        """
 
     def share(self, record: Record | None, source: int = 0) -> Record | None:
         """Return the record of the process `source` on every process."""
@@ -84,7 +91,12 @@ class Solo:
     def collect(self, nodes: list[Node], owners: Sequence[int]) -> None:
         """Do nothing: a single process has all sums already."""
 
-    def exchange(self, arrays: Sequence[Array], count: int) -> list[Sequence[Array]]:  # noqa: ARG002  of the protocol
+    def exchange(
+        self,
+        arrays: Sequence[Array],
+        count: int,  # noqa: ARG002  of the protocol
+        places: Mapping[int, Sequence[Array]] = NOWHERE,  # noqa: ARG002
+    ) -> list[Sequence[Array]]:
         """Return the own arrays."""
         return [arrays]
 
@@ -190,6 +202,7 @@ class Tally:
         self._close()
         group, nodes, self._nodes = self._shard.group, self._nodes, []
         shapes = [array.shape for array in nodes[0].arrays] if nodes else [(0,)] * len(owners)
+        wholes = [array.reshape(-1) for array in nodes[0].arrays] if nodes else [EMPTY] * len(owners)
         pieces = [(number, rank) for number, one in enumerate(owners) for rank in _makers(one)]
         for node in nodes:
             node.arrays = tuple(p for one, a in zip(owners, node.arrays, strict=True) for p in _pieces(a, one))
@@ -197,8 +210,8 @@ class Tally:
         while len(nodes) > 1:  # the right edge of the tree, bottom up
             last = nodes.pop()
             _accumulate(nodes[-1], last.arrays)
-        made = nodes[0].arrays if nodes else (EMPTY,) * len(pieces)
-        found = _joined(made, pieces, owners, group)
+        made = dict(zip(pieces, nodes[0].arrays if nodes else [EMPTY] * len(pieces), strict=True))
+        found = _shared(made, wholes, owners, group)
         return tuple(a.reshape(s) if a.size == math.prod(s) else a for a, s in zip(found, shapes, strict=True))
 
     def _close(self) -> None:
@@ -236,21 +249,36 @@ def _pieces(array: Array, owners: Owners) -> list[Array]:
     return [flat[flat.size * n // count : flat.size * (n + 1) // count] for n in range(count)]
 
 
-def _joined(
-    made: Sequence[Array], pieces: Sequence[tuple[int, int]], owners: Sequence[Owners], group: Group
+def _shared(
+    made: Mapping[tuple[int, int], Array], wholes: Sequence[Array], owners: Sequence[Owners], group: Group
 ) -> list[Array]:
-    """Return whole sums of completed pieces; those of several owners are given to all of these."""
-    found: dict[int, Array] = dict(zip([number for number, _ in pieces], made, strict=True))
+    """Return all sums of this process; those of several owners are given to all of these.
+
+    Args:
+        made: complete pieces by number of the sum and process; those of other processes are empty.
+        wholes: per sum, an array that is not needed any more, in which the pieces land if it has their size.
+        owners: per sum.
+        group: the processes.
+    """
+    found = [made[number, _makers(one)[-1]] for number, one in enumerate(owners)]
     shared = [number for number, one in enumerate(owners) if len(one.ranks) > 1]
-    several = owners[shared[0]].ranks if shared else range(0)
-    if group.rank not in several:
-        return [found[number] for number in range(len(owners))]
-    own = [array for array, (number, rank) in zip(made, pieces, strict=True) if number in shared and rank == group.rank]
-    given = [iter(arrays) for arrays in group.exchange(own, len(several))]
+    if not shared or group.rank not in owners[shared[0]].ranks:
+        return found
+    ranks = owners[shared[0]].ranks
+    mine = {rank: [number for number in shared if rank in _makers(owners[number])] for rank in ranks}
+    room = {(n, r): p for n in shared for r, p in zip(_makers(owners[n]), _pieces(wholes[n], owners[n]), strict=True)}
+    places = {rank: [room[number, rank] for number in some] for rank, some in mine.items()}
+    given = group.exchange([made[number, group.rank] for number in mine[group.rank]], len(ranks), places)
     for number in shared:
-        parts = [next(given[rank]) for rank in _makers(owners[number])]
-        found[number] = np.concatenate(parts) if len(parts) > 1 else parts[0]
-    return [found[number] for number in range(len(owners))]
+        parts = [(room[number, rank], given[rank][mine[rank].index(number)]) for rank in _makers(owners[number])]
+        if any((place.size, place.dtype) != (part.size, part.dtype) for place, part in parts):
+            found[number] = np.concatenate([part for _, part in parts])
+            continue
+        for place, part in parts:
+            if not np.may_share_memory(place, part):
+                place[...] = part
+        found[number] = wholes[number]
+    return found
 
 
 def _accumulate(node: Node, arrays: Iterable[Array]) -> None:

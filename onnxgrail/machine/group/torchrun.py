@@ -8,9 +8,10 @@ with a header, which can also say that the sender has failed, and why.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -21,7 +22,7 @@ from onnxgrail.core import Array
 from onnxgrail.errors import DeviceError, LostProcessError, MissingExtraError, UsageError
 from onnxgrail.machine.amounts import whole
 from onnxgrail.machine.device import Device, device_of
-from onnxgrail.machine.group.sums import EMPTY, SOLO, Group, Node, push
+from onnxgrail.machine.group.sums import EMPTY, NOWHERE, SOLO, Group, Node, push
 from onnxgrail.machine.steps.codec import Record, packed, unpacked
 
 TIMEOUT = 1800.0  # seconds to wait for another process; it may solve for long
@@ -123,8 +124,15 @@ class Processes:
         self._meet(self.size, give, take)
         nodes[:] = found
 
-    def exchange(self, arrays: Sequence[Array], count: int) -> list[Sequence[Array]]:
+    def exchange(
+        self, arrays: Sequence[Array], count: int, places: Mapping[int, Sequence[Array]] = NOWHERE
+    ) -> list[Sequence[Array]]:
         """Return the arrays of each of the first `count` processes, flat; these make the call, the others don't.
+
+        Args:
+            arrays: of this process.
+            count: as above.
+            places: by process, arrays in which its arrays land if they have the same sizes and types.
 
         Raises:
             LostProcessError: another process computes something else.
@@ -133,7 +141,7 @@ class Processes:
         found: dict[int, Sequence[Array]] = {self.rank: arrays}
 
         def take(partner: int) -> None:
-            (kind, number, _), found[partner] = self._receive(partner)
+            (kind, number, _), found[partner] = self._receive(partner, places.get(partner, ()))
             if (kind, number) != (PART, self._exchanges):
                 raise LostProcessError(f"process {partner} of {self.size} came to another result", hint=CONTINUE)
 
@@ -161,7 +169,7 @@ class Processes:
         for child in children:
             self._receive(child)
         if parent is None:
-            body = [] if record is None else packed(record)
+            body: Sequence[Array] = [] if record is None else packed(record)
         else:
             with self._watched(parent):  # does not wait: the parent may have to report that it failed
                 ready = [self._torch.distributed.isend(tensor, parent) for tensor in self._message((READY, 0, 0), [])]
@@ -238,28 +246,32 @@ class Processes:
             for tensor in self._message(head, body):
                 self._torch.distributed.send(tensor, rank)
 
-    def _receive(self, rank: int) -> Message:
-        """Receive the header and the body of a message.
+    def _receive(self, rank: int, places: Sequence[Array] = ()) -> Message:
+        """Receive the header and the body of a message, whose arrays land in `places` that fit.
 
         Raises:
             LostProcessError: the sender has ended, or reports a failure.
         """
-        kind, a, b, count = (int(n) for n in self._take(rank, 4, np.int64))
-        sizes = self._take(rank, 2 * count, np.int64).reshape(-1, 2)
-        body = [self._take(rank, int(size), TYPES[int(item)]) for size, item in sizes]
+        kind, a, b, count = (int(n) for n in self._take(rank, np.empty(4, np.int64)))
+        sizes = self._take(rank, np.empty(2 * count, np.int64)).reshape(-1, 2)
+        body = []
+        for (size, item), place in itertools.zip_longest(sizes, places[:count]):
+            fits = place is not None and (place.size, place.itemsize) == (size, item) and place.flags.c_contiguous
+            body.append(self._take(rank, place if fits else np.empty(int(size), TYPES[int(item)])))
         if kind == FAILED:
             raise LostProcessError(body[0].tobytes().decode(errors="replace"), hint=CONTINUE)
         return (kind, a, b), body
 
-    def _take(self, rank: int, size: int, dtype: Any) -> Array:
-        array = np.empty(size, dtype)
-        if size:
-            tensor = self._torch.from_numpy(array)
+    def _take(self, rank: int, array: Array) -> Array:
+        """Fill an array with the next one that a process sends."""
+        if array.size:
+            tensor = self._torch.from_numpy(array.reshape(-1))
             place = self._way(tensor.dtype)
             with self._watched(rank):
                 landed = tensor if place == "cpu" else self._torch.empty_like(tensor, device=place)
                 self._torch.distributed.recv(landed, rank)
-                tensor.copy_(landed)
+                if landed is not tensor:
+                    tensor.copy_(landed)
         return array
 
     @contextmanager

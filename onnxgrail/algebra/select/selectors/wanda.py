@@ -10,6 +10,8 @@ import numpy as np
 from onnxgrail.algebra.fit.normal import columns_of, probe_number
 from onnxgrail.core import Floats, View
 
+ROWS = 256  # of which absolute values are taken at once: a copy of all weights would cost more than their sums
+
 
 @dataclass(frozen=True, slots=True)
 class Wanda:
@@ -39,6 +41,7 @@ class Wanda:
             stats = view.stats[place]
             # Rounding may leave the diagonal of a dead channel below zero.
             rms = np.sqrt(np.maximum(stats.squares, 0.0) / max(stats.count, 1))
-            columns = np.abs(columns_of(slot, weight, view.block.probes[place])).sum(axis=1)
-            scores += (columns * rms).reshape(view.block.units, -1).sum(axis=1)
+            columns = columns_of(slot, weight, view.block.probes[place])
+            sizes = [np.abs(columns[first : first + ROWS]).sum(axis=1) for first in range(0, len(columns), ROWS)]
+            scores += (np.concatenate(sizes) * rms).reshape(view.block.units, -1).sum(axis=1)
         return scores
