@@ -217,8 +217,11 @@ class Processes:
 
     def fail(self, error: BaseException) -> None:
         """Send the reason of a failure to the other processes, which may have ended themselves."""
-        where = "" if isinstance(error, LostProcessError) else f"process {self.rank} of {self.size} failed: "
-        text = np.frombuffer(f"{where}{error or type(error).__name__}".encode(), np.uint8)
+        if isinstance(error, LostProcessError):
+            told = str(error).removesuffix(f". {error.hint}")  # the others give the same hint
+        else:
+            told = f"process {self.rank} of {self.size} failed: {str(error) or type(error).__name__}"
+        text = np.frombuffer(told.encode(), np.uint8)
         end = time.monotonic() + FAREWELL
         with contextlib.suppress(RuntimeError, ValueError):
             work = [
