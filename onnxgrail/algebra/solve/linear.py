@@ -115,9 +115,15 @@ class Host:
         """Return the factor with a lower triangle (n, n); what stands above the diagonal is not read."""
 
         def solve(rhs: Floats) -> Floats:
-            found = np.array(rhs if rhs.ndim == 2 else rhs[:, None], lower.dtype, order="F")
+            right = rhs if rhs.ndim == 2 else rhs[:, None]
+            found = np.empty(right.shape, lower.dtype, order="F")
+
+            def part(columns: slice) -> None:
+                found[:, columns] = right[:, columns]
+                substitute(lower, found[:, columns])
+
             if found.size:
-                self._in_parts(lambda columns: substitute(lower, found[:, columns]), found, 1, len(lower))
+                self._in_parts(part, found, 1, len(lower))
             return found.reshape(rhs.shape)
 
         return Factor(np.diagonal(lower), solve)

@@ -20,7 +20,7 @@ from onnxgrail.core import Floats
 from onnxgrail.machine.group.sums import SOLO, Group
 
 DEEP = 512  # products per number from which it takes longer to compute than to send
-MUCH = 2**31  # products of an operation that are worth a message, about 30 ms
+MUCH = 2**30  # products of an operation that are worth a message, about 15 ms
 
 
 @dataclass(frozen=True, slots=True)
