@@ -209,6 +209,31 @@ def test_rows_are_drawn_and_packed_the_same_in_all_processes(tmp_path: Path) -> 
 
 
 @torch
+@pytest.mark.parametrize("options", ["compensate='grail', closed_loop=True", "compensate='best'"])
+def test_four_processes_solve_together(options: str, tmp_path: Path) -> None:
+    """With bounds that small models reach: every fit is shared, and every product and factor is cut."""
+    source, script, written = models.load("digits_resnet"), tmp_path / "joint.py", []
+    script.write_text(
+        "import sys, onnxgrail\n"
+        "from onnxgrail.algebra.solve import linear, shared\n"
+        "from onnxgrail.narrowing import order\n"
+        "order.JOINT = shared.MUCH = shared.DEEP = linear.LARGE = 1\n"
+        "linear.LEAST, linear.WHOLE, linear.BLOCK = 8, 16, 8\n"
+        "with onnxgrail.join() as group:\n"
+        "    onnxgrail.compress(sys.argv[1], sys.argv[3], data=sys.argv[2], unit_ratio=0.3, samples=64, batch_size=4,\n"
+        f"        check=False, group=group, {options})\n"
+        "    print(getattr(group, '_exchanges', 0))\n"
+    )
+    for size in (1, 4):
+        output = tmp_path / f"{size}.onnx"
+        found = ends(started(tmp_path, [str(script), str(source.model), str(source.calibration), str(output)], size))
+        assert {code for code, *_ in found} == {0}, found
+        assert {int(out) > 20 for _, out, _ in found} == {size > 1}
+        written.append(output.read_bytes())
+    assert written[0] == written[1]
+
+
+@torch
 def test_more_processes_than_batches(case: Path) -> None:
     wanted = alone(case, "--samples", "16")
     assert [code for code, *_ in ends(together(case, "--samples", "16", "--quiet", size=3))] == [0, 0, 0]
