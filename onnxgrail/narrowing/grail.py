@@ -103,7 +103,7 @@ def _round(run: Run, stream: Stream, limits: Mapping[Step, int | None], before: 
             measured += [()] * len(step.blocks)
         else:
             owners = [deal.of(block) for block, some in zip(step.blocks, wanted, strict=True) for _ in some]
-            measured += by_block(wanted, stream.measure(probes, before, tick, limit, owners=owners))
+            measured += by_block(wanted, stream.measure(probes, before, tick, limit, None, owners))
     run.take(blocks, known, measured, Place(deal=deal, stream=stream, before=before))
 
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import onnxgrail
 from bench.kill_and_resume import Command, Moment, killed, unkilled
 from onnxgrail import models
+from onnxgrail.algebra import decide
 from onnxgrail.cli import main
 from onnxgrail.narrowing import best, choosing, norms
 from tests.pages import half
@@ -125,7 +126,7 @@ def test_a_finished_run_decides_nothing_again(
     words |= {"ratio": 0.3, "round_to": 1, "norms": "all"}
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)
     wanted = (tmp_path / "out.onnx").read_bytes()
-    monkeypatch.setattr(choosing, "reduce_and_compensate", dying(0, choosing.reduce_and_compensate))
+    monkeypatch.setattr(decide, "reduce_and_compensate", dying(0, decide.reduce_and_compensate))
     for module, function in PLACES.values():
         monkeypatch.setattr(module, function, dying(0, getattr(module, function)))
     onnxgrail.compress(model, tmp_path / "out.onnx", **words)
