@@ -87,7 +87,7 @@ class Host:
                 few, columns = slice(first, min(first + BLOCK, some.stop)), slice(0, min(first + BLOCK, some.stop))
                 np.matmul(rows[few], rows[columns].T, out=found[few, columns])
 
-        self._in_parts(part, len(rows))
+        self._in_parts(part, found, 0, rows.shape[1])
         return mirrored(found)
 
     def picked(self, matrix: Floats, rows: Ints, columns: Ints) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from onnxgrail.algebra.decide import needs_data
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.allocation.measures import measure_of
 from onnxgrail.calibration.prepared import Prepared
@@ -15,7 +16,7 @@ from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.memory import peak_rss_bytes
 from onnxgrail.narrowing.best import MEMORY
-from onnxgrail.narrowing.choosing import needs_data, room
+from onnxgrail.narrowing.choosing import room
 from onnxgrail.narrowing.layers import stages_at
 
 WEIGHTS, LARGEST, LIVE = 1.2, 0.4, 1.3  # of weights, the largest step and a tensor over all samples: fitted to runs

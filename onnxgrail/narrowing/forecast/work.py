@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
+from onnxgrail.algebra.decide import needs_data, needs_gram
 from onnxgrail.algebra.fit.choice import ALPHAS, SOME
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.select.selectors import AUTO, SELECTORS
@@ -16,7 +17,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.sizes import rows_of_all
 from onnxgrail.core import Block, Probe, Recipe
 from onnxgrail.graph.rotate.basis import Rotatable
-from onnxgrail.narrowing.choosing import few_rows, needs_data, needs_gram
+from onnxgrail.narrowing.choosing import few_rows
 from onnxgrail.narrowing.layers import Stage, stages_at
 from onnxgrail.narrowing.rotation import probes_of
 from onnxgrail.narrowing.two_networks import rows_wanted
