@@ -32,6 +32,7 @@ GIVEN: Mapping[str, Any] = {"unit_ratio": 0.2}
 FITTED = {  # models and choices to which the constants were fitted
     *(("encoder 768", way) for way in ("best", "grail")),
     *(("encoder 1536", way) for way in ("best", "grail")),
+    *(("encoder 2048", way) for way in ("best", "grail")),
     *((name, "best") for name in ("yolox_nano", "face_landmark", "palm", "ultraface_rfb320", "selfie_seg")),
     *((name, "best") for name in ("ppocr_cls", "silero_vad", "char_llama", "digits_vit", "digits_resnet")),
 }

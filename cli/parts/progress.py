@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from onnxgrail.machine.progress import EXPECTED
-
 Show = Callable[[str, int, int], None]
+EXPECTED = "expected: "  # begins a stage that only tells what the run will take, see `Clock.expect`
 QUIET_SECONDS = 30.0  # a longer stage reports its progress, so that a log shows that work goes on
 
 HOLD = 2.0  # seconds for which lines are held back

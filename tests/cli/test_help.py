@@ -12,6 +12,7 @@ from onnxgrail.cli import main
 from onnxgrail.cli.parts import help as _help
 from onnxgrail.cli.parts import progress as _progress
 from onnxgrail.cli.parts import render as _render
+from onnxgrail.machine.progress import EXPECTED
 from onnxgrail.recipe.table import GROUPS, OPTIONS
 from tests.cli.standin import recorded
 from tests.command import run
@@ -43,6 +44,7 @@ def test_help_shows_ten_options_and_help_all_every_one():
 def test_lines_name_finished_stages_and_their_times():
     moments, said = iter([0.0, 0.5, 1.0, 1.5, 2.0, 4.0, 6.0, 6.0, 6.99, 7.0, 10.0, 50.0, 60.0]), []
     show = _progress.stage_lines(said.append, lambda: next(moments))
+    assert _progress.EXPECTED == EXPECTED
     show("expected: about 1 min", 1, 1)  # at 0.5
     show("load", 0, 1)  # at 1.0
     show("load", 1, 1)
