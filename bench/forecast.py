@@ -1,6 +1,6 @@
 """Compare what dry runs expect with what they take.
 
-    python -m bench.forecast [FOLDER] [--only NAME ...]
+    python -m bench.forecast [FOLDER] [--only NAME ...] [--ways WAY ...]
 
 A dry run tells what a run will take, and then does all of it but writing. Each row is one, in a process of its own:
 seconds of the clock from the call to its end, the largest resident memory of the process, and the bytes of the file
@@ -33,6 +33,7 @@ FITTED = {  # models and choices to which the constants were fitted
     *(("encoder 768", way) for way in ("best", "grail")),
     *(("encoder 1536", way) for way in ("best", "grail")),
     *(("encoder 2048", way) for way in ("best", "grail")),
+    *(("llama 512", way) for way in ("best", "grail")),
     *((name, "best") for name in ("yolox_nano", "face_landmark", "palm", "ultraface_rfb320", "selfie_seg")),
     *((name, "best") for name in ("ppocr_cls", "silero_vad", "char_llama", "digits_vit", "digits_resnet")),
 }
@@ -59,12 +60,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--only", nargs="+", help="models")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=tuple(WAYS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     rows = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out.exists() else []
     with tempfile.TemporaryDirectory(prefix="forecast-") as folder:
         for name, model, data in models(args.folder, Path(folder)):
-            for way in WAYS if args.only is None or name in args.only else ():
+            for way in args.ways if args.only is None or name in args.only else ():
                 rows = [row for row in rows if (row["model"], row["way"]) != (name, way)]
                 rows.append({"model": name, "way": way, "fitted": (name, way) in FITTED, **row(model, data, way)})
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from onnxgrail.narrowing.best import MEMORY
 from onnxgrail.narrowing.choosing import room
 from onnxgrail.narrowing.layers import stages_at
 
-WEIGHTS, LARGEST, LIVE = 1.5, 0.5, 1.3  # of weights, the largest step and a tensor over all samples: fitted to runs
+WEIGHTS, LARGEST, LIVE = 2.0, 0.5, 1.3  # of weights, the largest step and a tensor over all samples: fitted to runs
 
 
 def memory_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int]) -> int:

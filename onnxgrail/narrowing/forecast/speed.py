@@ -20,9 +20,9 @@ from onnxgrail.narrowing.forecast.work import Work
 
 SIDE = 1024  # of the matrices that are multiplied
 LARGE = 0.7  # speed of a large model, as a share of that of a product
-PASSES, SUMS, SOLVES = 1.3, 1.0, 2.3  # seconds per second of plain passes and products: fitted to measured runs
-MOVED, STEP, START = 2.4e-9, 0.02, 0.4  # seconds per number and step, and of every run
-WEIGHTS = 12e-9  # seconds per byte of the model: it is copied, read by sessions, checked and written
+PASSES, SUMS, SOLVES = 1.6, 1.2, 2.8  # seconds per second of plain passes and products: fitted to measured runs
+MOVED, STEP, START = 3e-9, 0.025, 0.5  # seconds per number and step, and of every run
+WEIGHTS = 15e-9  # seconds per byte of the model: it is copied, read by sessions, checked and written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
