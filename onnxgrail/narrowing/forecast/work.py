@@ -124,7 +124,9 @@ def _of_statistics(prepared: Prepared, recipe: Recipe, block: Block) -> Work:
 
 def _of_fit(prepared: Prepared, stage: Stage) -> Work:
     """Return the work of fitting layers that read the same rows: every ridge for some outputs, one of them for all."""
-    shape = prepared.survey.facts.shapes[stage.first.output]
+    shape = prepared.survey.facts.shapes.get(stage.first.output)
+    if shape is None:  # a branch that the traced run did not take
+        return Work(steps=1.0)
     every = math.prod(shape) / shape[stage.first.made] * prepared.batches.samples / prepared.samples
     rows, features = min(every, rows_wanted(stage)), stage.features
     columns = stage.tasks[0].inputs if stage.through else stage.outputs
