@@ -26,7 +26,7 @@ from onnxgrail.algebra.fit.formats import fit_in_range
 from onnxgrail.algebra.fit.refit import refit
 from onnxgrail.calibration.stream.dense import by_block
 from onnxgrail.calibration.streaming import stream_of
-from onnxgrail.core import Array, Block, BlockError, Change, Floats, Outcome, Stats
+from onnxgrail.core import Array, Block, BlockError, Change, Floats, Outcome, Recipe, Stats
 from onnxgrail.graph import slots
 from onnxgrail.graph.fittable.consumers import Consumer
 from onnxgrail.graph.io.mapped import in_files
@@ -53,8 +53,13 @@ from onnxgrail.narrowing.order import Turn, jointly, owners_of, turns
 from onnxgrail.narrowing.two_networks import Pair, moments, starts_of
 
 FEW = 64  # samples below which blocks are only narrowed: with 16, a ViT then loses .58 to .71 times as much
-MEMORY = 3 * 2**29  # bytes of memory for a fit, or 1.5 times --cache-budget if that is more
+MEMORY, PER_CACHE = 3 * 2**29, 1.5  # bytes of memory for a fit, or per byte of --cache-budget if that is more
 WORSE = "no fit lowers the error on held-out samples"
+
+
+def memory_for(recipe: Recipe) -> int:
+    """Return the bytes of memory that a fit may take."""
+    return max(MEMORY, int(PER_CACHE * cache_bytes(recipe)))
 
 
 def sweep(run: Run, blocks: Sequence[Block]) -> float:
@@ -94,7 +99,7 @@ class _Walk:
     def __init__(self, run: Run, pair: Pair, todo: Sequence[Turn[Stage]]) -> None:
         self.turns = todo
         self._run, self._pair = run, pair
-        self._limit = max(MEMORY, cache_bytes(run.recipe) * 3 // 2)
+        self._limit = memory_for(run.recipe)
         params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
         blocks = [b for t in todo for b in t.blocks]
         whole = [b for b in blocks if {s.param for s in b.consumers} <= params]

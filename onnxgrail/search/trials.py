@@ -255,11 +255,16 @@ def judged_macs(prepared: Prepared) -> float:
     return (counting.macs(prepared.model, prepared.survey) + JUDGED * _numbers(prepared)) / prepared.samples
 
 
-def wanted(prepared: Prepared, trials: int) -> float:
-    """Return the number of samples on which single blocks are tried, given the number of trials."""
-    macs = judged_macs(prepared)
+def wanted(samples: int, macs: float, trials: int) -> float:
+    """Return the number of samples on which single blocks are tried.
+
+    Args:
+        samples: how many there are.
+        macs: result of `judged_macs`.
+        trials: number of trials.
+    """
     least = min(max(HEAVY / max(macs * trials, 1.0), FEWEST), LEAST)
-    return min(max(max(PASSES * prepared.batches.samples, MACS / max(macs, 1.0)) / trials, least), MOST)
+    return min(max(max(PASSES * samples, MACS / max(macs, 1.0)) / trials, least), MOST)
 
 
 def _numbers(prepared: Prepared) -> int:
@@ -272,7 +277,7 @@ def _numbers(prepared: Prepared) -> int:
 def _some(prepared: Prepared, blocks: int, near: Near, content: Content) -> Batches:
     """Return feeds for the trials of single blocks: few enough not to take long, those with content."""
     batches, macs = prepared.batches, judged_macs(prepared)
-    samples = wanted(prepared, near.trials * max(blocks, 1))
+    samples = wanted(batches.samples, macs, near.trials * max(blocks, 1))
     each = max(1, math.ceil(batches.samples / max(len(batches), 1)))  # the last feed may be shorter
     count = min(len(batches), math.ceil(samples / each))
     whole = count == len(batches) or macs * batches.samples > HEAVY

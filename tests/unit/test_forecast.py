@@ -14,7 +14,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import EXPECTED
 from onnxgrail.narrowing.forecast.expected import Expected, expected
 from onnxgrail.narrowing.forecast.speed import Speed
-from onnxgrail.narrowing.forecast.work import Work, of_run
+from onnxgrail.narrowing.forecast.work import Work, fits_of, of_run
 from onnxgrail.recipe.check import recipe_of
 from tests.tiny import mlp
 
@@ -31,7 +31,8 @@ def work_of(count: int = ROWS, **choices: Any) -> Work:
     recipe = recipe_of({"unit_ratio": 0.5, "round_to": 1, **choices})
     prepared = prepare(mlp(1), rows(count), Job(recipe=recipe), 0)
     blocks = [block for block in prepared.survey.blocks if block.kind == "mlp"]
-    return of_run(prepared, recipe, blocks, {block.name: block.units // 2 for block in blocks})
+    stages = fits_of(prepared, recipe, {block.name: block.units // 2 for block in blocks})
+    return of_run(prepared, recipe, dict.fromkeys(blocks, 0.5), stages)
 
 
 def test_operations_of_grail_are_those_of_its_formulas() -> None:

@@ -19,14 +19,11 @@ from onnxgrail.graph.fittable.consumers import Consumer, biased, consumers, unma
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.graph.trace.survey import Ledger, Survey
-from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.steps.steps import Steps
-from onnxgrail.narrowing.best import MEMORY
+from onnxgrail.narrowing.best import PER_CACHE, memory_for
 from onnxgrail.narrowing.bits.stage import least
 from onnxgrail.narrowing.layers import Stage, Task, has_room, stages_of
 from onnxgrail.narrowing.two_networks import Pair, starts_of
-
-PER_CACHE = 1.5  # bytes that a fit may take, per byte of --cache-budget
 
 
 def own(prepared: Prepared, slim: ir.Model, facts: Facts) -> Prepared:
@@ -102,16 +99,11 @@ def stages(slim: Prepared, recipe: Recipe, nodes: Container[str]) -> list[Stage]
         recipe: the cache size, see `memory`.
         nodes: keys of the nodes with matrices to round.
     """
-    limit = memory(recipe)
+    limit = memory_for(recipe)
     found = [c for c in consumers(slim.model, slim.survey) if c.node in nodes]
     nodes_in_order, facts = list(slim.model.graph), slim.survey.facts
     together = stages_of([_task(_with_bias(c, nodes_in_order[c.position], facts), facts, recipe) for c in found])
     return [part for stage in together for part in _parts(stage, limit)]
-
-
-def memory(recipe: Recipe) -> int:
-    """Return the bytes of memory that the fit of a stage may take."""
-    return max(MEMORY, int(PER_CACHE * cache_bytes(recipe)))
 
 
 def too_large(stage: Stage) -> str:

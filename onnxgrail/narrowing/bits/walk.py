@@ -22,8 +22,9 @@ from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import RECORD
+from onnxgrail.narrowing.best import memory_for
 from onnxgrail.narrowing.bits.fit import Fit
-from onnxgrail.narrowing.bits.sides import Sides, memory, opened, stages, too_large
+from onnxgrail.narrowing.bits.sides import Sides, opened, stages, too_large
 from onnxgrail.narrowing.bits.stage import fits_of, least, record_of, untargeted
 from onnxgrail.narrowing.bits.store import Entry, entry, nearest_matrix, nearest_table
 from onnxgrail.narrowing.layers import Stage
@@ -54,7 +55,7 @@ class Walk:
             slim: the narrowed model in float.
             ledger: the decisions that narrowed it.
         """
-        limit, found = memory(self._job.recipe), stages(slim, self._job.recipe, self._by_node)
+        limit, found = memory_for(self._job.recipe), stages(slim, self._job.recipe, self._by_node)
         todo = [stage for stage in found if min(stage.memory, least(stage)) <= limit]
         large = [stage for stage in found if stage.memory > limit]
         self._large = {task.consumer.node: too_large(Stage((task,))) for stage in large for task in stage.tasks}

@@ -15,7 +15,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.forecast.room import disk_of, memory_of
 from onnxgrail.narrowing.forecast.searching import USUAL, of_search, searched_bytes
 from onnxgrail.narrowing.forecast.speed import measured
-from onnxgrail.narrowing.forecast.work import Work, of_run, of_turning
+from onnxgrail.narrowing.forecast.work import Work, fits_of, of_run, of_turning
 from onnxgrail.narrowing.rotation import measures, turnable
 from onnxgrail.recipe.selection import selected
 
@@ -55,7 +55,9 @@ def expected(prepared: Prepared, job: Job) -> Expected:
     recipe, over = job.recipe, sum(job.clock.seconds.values())
     blocks = selected(prepared.survey.blocks, recipe)
     widths = _widths(prepared, recipe, blocks)
-    work = of_run(prepared, recipe, blocks, widths)
+    left = {b: widths[b.name] / b.units for b in blocks if widths[b.name] < b.units}
+    stages = fits_of(prepared, recipe, widths)
+    work = of_run(prepared, recipe, left, stages)
     found, searches = turnable(prepared, recipe), recipe.max_loss is not None or measures(prepared, recipe)
     if searches:
         work += of_search(prepared, recipe, blocks, found, work)
@@ -64,7 +66,7 @@ def expected(prepared: Prepared, job: Job) -> Expected:
     judged = prepared.judges.samples / max(prepared.batches.samples, 1)
     work += Work(passes=CHECKS * judged if recipe.check else 0.0)
     seconds = over + measured(prepared, recipe).seconds(work)  # first: it adds to the peak of the memory
-    memory = memory_of(prepared, recipe, blocks, widths)
+    memory = memory_of(prepared, recipe, list(left), stages)
     memory += searched_bytes(prepared, blocks, found) if searches else 0
     return Expected(seconds=round(seconds, 1), memory=memory, disk=disk_of(prepared, job, widths))
 

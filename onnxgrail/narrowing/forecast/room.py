@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from onnxgrail.algebra.decide import needs_data
-from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.allocation.measures import measure_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.sizes import bytes_of, scale_of
@@ -15,23 +14,28 @@ from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.memory import peak_rss_bytes
-from onnxgrail.narrowing.best import MEMORY
+from onnxgrail.narrowing.best import memory_for
 from onnxgrail.narrowing.choosing import room
-from onnxgrail.narrowing.layers import stages_at
+from onnxgrail.narrowing.layers import Stage
 
 WEIGHTS, LARGEST, LIVE = 2.0, 0.5, 1.3  # of weights, the largest step and a tensor over all samples: fitted to runs
 
 
-def memory_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int]) -> int:
+def memory_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], stages: Sequence[Stage]) -> int:
     """Return the bytes of the largest resident memory: the peak so far, and what the rest of the run adds.
 
     Pages of files that are mapped do not count.
+
+    Args:
+        prepared: the model and its data.
+        recipe: the options.
+        blocks: those that lose units.
+        stages: layers to fit.
     """
     weights = 0 if in_files(prepared.model) else weight_bytes(prepared.model)
-    largest = max((room(block, prepared) for block in blocks if widths.get(block.name, 0) < block.units), default=0)
-    fits = [stage.memory for stage in stages_at(prepared, recipe, widths)] if recipe.compensate == BEST else []
-    most = max(MEMORY, cache_bytes(recipe) * 3 // 2)
-    largest = max([largest, *(size for size in fits if size <= most)])
+    most = memory_for(recipe)
+    fits = [stage.memory for stage in stages if stage.memory <= most]
+    largest = max([0, *(room(block, prepared) for block in blocks), *fits])
     more = WEIGHTS * weights + LARGEST * largest + min(_kept(prepared), cache_bytes(recipe))
     return (peak_rss_bytes() or 0) + int(more)
 

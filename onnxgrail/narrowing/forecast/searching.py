@@ -43,8 +43,9 @@ def of_search(
     others = [block for block in blocks if block.kind != "heads" or not turned]
     count = near.trials * max(len(others) + turned, 1)
     macs = max(counting.macs(prepared.model, prepared.survey) / prepared.samples, 1.0)
-    each = HALF + (trials.judged_macs(prepared) - macs) / macs
-    alone = Work(passes=count * each * trials.wanted(prepared, count) / samples, steps=count)
+    judged = trials.judged_macs(prepared)
+    each = HALF + (judged - macs) / macs
+    alone = Work(passes=count * each * trials.wanted(prepared.batches.samples, judged, count) / samples, steps=count)
     widths = sum((of_grail(prepared, recipe, block, HALF) for block in others), Work()) * len(SHARES)
     streams = Work(solves=0.0 if found is None else of_weights(prepared, found) * len(SHARES))
     tries = WAYS if recipe.max_loss is None else PATIENCE[recipe.effort].tries

@@ -54,16 +54,26 @@ class Work:
         return Work(passes=passes, sums=sums, solves=solves, moved=moved, steps=steps)
 
 
-def of_run(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], widths: Mapping[str, int]) -> Work:
-    """Return the work of deciding and fitting all blocks at given widths."""
+def fits_of(prepared: Prepared, recipe: Recipe, widths: Mapping[str, int]) -> list[Stage]:
+    """Return the layers that a recipe fits at given widths."""
+    return stages_at(prepared, recipe, widths) if recipe.compensate == BEST else []
+
+
+def of_run(prepared: Prepared, recipe: Recipe, left: Mapping[Block, float], stages: Sequence[Stage]) -> Work:
+    """Return the work of deciding and fitting blocks.
+
+    Args:
+        prepared: the model and its data.
+        recipe: the options.
+        left: of each block that loses units, the share that stays.
+        stages: layers to fit.
+    """
     best = recipe.compensate == BEST
     if not best and not needs_data(recipe):
         return Work()
-    left = {block.name: widths.get(block.name, block.units) / block.units for block in blocks}
-    narrowed = [block for block in blocks if left[block.name] < 1]
-    parts = [_of_statistics(prepared, recipe, block) for block in narrowed]
-    parts += [of_grail(prepared, recipe, block, left[block.name]) for block in narrowed if not best]
-    parts += [_of_fit(prepared, stage) for stage in stages_at(prepared, recipe, widths)] if best else []
+    parts = [_of_statistics(prepared, recipe, block) for block in left]
+    parts += [of_grail(prepared, recipe, block, share) for block, share in left.items() if not best]
+    parts += [_of_fit(prepared, stage) for stage in stages]
     return sum(parts, Work(passes=2.0 if best else 1.0))
 
 
