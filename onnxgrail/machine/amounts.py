@@ -11,6 +11,8 @@ from onnxgrail.errors import UsageError
 from onnxgrail.options import Metric
 
 LONGEST = 18  # digits: more do not fit into 64 bits
+FIT = 3 * 2**29  # bytes of memory that a fit may take, or `PER_CACHE` per byte of --cache-budget if that is more
+PER_CACHE = 1.5
 
 
 def whole(text: str) -> int | None:
@@ -92,6 +94,16 @@ def cache_bytes(recipe: Recipe) -> int:
     if scale is None or not number * scale < math.inf:
         raise UsageError(f"--cache-budget {recipe.cache_budget!r} is not a size in bytes", hint="Write 512M or 2G")
     return int(number * scale)
+
+
+def fit_bytes(recipe: Recipe) -> int:
+    """Return the bytes of memory that a fit may take."""
+    return max(FIT, int(PER_CACHE * cache_bytes(recipe)))
+
+
+def cache_for(fit: int) -> str:
+    """Return the cache size with which a fit may take so many bytes, as the option is written."""
+    return f"{math.ceil(fit / PER_CACHE / 2**30 * 10) / 10:.1f}G"
 
 
 def _number(match: re.Match[str] | None) -> float:

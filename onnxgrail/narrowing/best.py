@@ -26,13 +26,13 @@ from onnxgrail.algebra.fit.formats import fit_in_range
 from onnxgrail.algebra.fit.refit import refit
 from onnxgrail.calibration.stream.dense import by_block
 from onnxgrail.calibration.streaming import stream_of
-from onnxgrail.core import Array, Block, BlockError, Change, Floats, Outcome, Recipe, Stats
+from onnxgrail.core import Array, Block, BlockError, Change, Floats, Outcome, Stats
 from onnxgrail.graph import slots
 from onnxgrail.graph.fittable.consumers import Consumer
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
-from onnxgrail.machine.amounts import cache_bytes
+from onnxgrail.machine.amounts import fit_bytes
 from onnxgrail.machine.memory import Pile
 from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import RECORD, Record
@@ -53,13 +53,7 @@ from onnxgrail.narrowing.order import Turn, jointly, owners_of, turns
 from onnxgrail.narrowing.two_networks import Pair, moments, starts_of
 
 FEW = 64  # samples below which blocks are only narrowed: with 16, a ViT then loses .58 to .71 times as much
-MEMORY, PER_CACHE = 3 * 2**29, 1.5  # bytes of memory for a fit, or per byte of --cache-budget if that is more
 WORSE = "no fit lowers the error on held-out samples"
-
-
-def memory_for(recipe: Recipe) -> int:
-    """Return the bytes of memory that a fit may take."""
-    return max(MEMORY, int(PER_CACHE * cache_bytes(recipe)))
 
 
 def sweep(run: Run, blocks: Sequence[Block]) -> float:
@@ -99,7 +93,7 @@ class _Walk:
     def __init__(self, run: Run, pair: Pair, todo: Sequence[Turn[Stage]]) -> None:
         self.turns = todo
         self._run, self._pair = run, pair
-        self._limit = memory_for(run.recipe)
+        self._limit = fit_bytes(run.recipe)
         params = {t.consumer.param for turn in todo for s in turn.layers if self._fits(s) for t in s.tasks}
         blocks = [b for t in todo for b in t.blocks]
         whole = [b for b in blocks if {s.param for s in b.consumers} <= params]

@@ -13,6 +13,7 @@ import onnxgrail
 from onnxgrail import models
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.stream import stream
+from onnxgrail.machine import amounts
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing import best, layers
 from onnxgrail.narrowing.decide import Decision, planned, settled
@@ -298,7 +299,7 @@ def test_a_layer_whose_sums_would_be_too_large_says_so(monkeypatch: pytest.Monke
     x = np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float64) + 1.0
     choices = {"unit_ratio": 0.5, "round_to": 1, "blocks": ("mlp",), "check": False}
     wide = 8 * (5 * (HIDDEN // 2) ** 2 + 12 * WIDTH * HIDDEN // 2)  # what v0 and v1 need, w1 needs less
-    monkeypatch.setattr(best, "MEMORY", wide - 1)
+    monkeypatch.setattr(amounts, "FIT", wide - 1)
     small = onnxgrail.compress(model, data={"x": x}, cache_budget="16", **choices)
     entries = {entry["weight"]: entry for entry in small.report.data["refits"]}
     assert set(entries) == {"v0", "w1", "v1"}

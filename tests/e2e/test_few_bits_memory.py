@@ -14,7 +14,8 @@ import onnxgrail
 from bench import large_model
 from onnxgrail.finishing import quantized, ship
 from onnxgrail.graph.io.model_file import load, weight_bytes
-from onnxgrail.narrowing.bits import sides, stage
+from onnxgrail.machine import amounts
+from onnxgrail.narrowing.bits import stage
 from tests.e2e import nets
 from tests.e2e.rounded import FEED, ROWS, WHOLE, lost, small
 
@@ -26,7 +27,7 @@ def test_layers_that_take_too_much_memory_together_are_measured_in_parts(
     sizes = {"width": 32, "hidden": 64, "heads": 4, "words": 50, "tokens": 8}
     large_model.write(tmp_path / "m.onnx", depth=1, dtype="fp32", **sizes)
     data = {"ids": np.random.default_rng(1).integers(0, 50, (64, 8))}
-    monkeypatch.setattr(sides, "MEMORY", 370_000)  # bytes; the two need 430 kB, each alone 240 kB
+    monkeypatch.setattr(amounts, "FIT", 370_000)  # bytes; the two need 430 kB, each alone 240 kB
     _, report = small(tmp_path / "m.onnx", "m4.onnx", data=data, cache_budget="64K")
     entries = {m["weight"]: m for m in report["quantization"]["matrices"]}
     for name in ("gate", "up", "down", "q", "k", "v", "o"):
@@ -36,8 +37,8 @@ def test_layers_that_take_too_much_memory_together_are_measured_in_parts(
 def test_a_matrix_that_takes_too_much_memory_names_the_option_that_allows_it(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sides, "MEMORY", 300_000)
-    monkeypatch.setattr(sides, "PER_CACHE", 1e-3)  # so that budgets are in tenths of GiB, too
+    monkeypatch.setattr(amounts, "FIT", 300_000)
+    monkeypatch.setattr(amounts, "PER_CACHE", 1e-3)  # so that budgets are in tenths of GiB, too
     _, report = small(wide, "m4.onnx", cache_budget="100M")
     notes = report["quantization"]["notes"]
     (note,) = [note for note in notes if "nearest" in note]
@@ -57,7 +58,7 @@ def test_a_matrix_that_takes_too_much_memory_with_targets_follows_its_own_output
     onnx.save(nets.mlp((24, 96, 200, 10)), path)
     plain, _ = small(path, "nearest.onnx", data=None, held_out=None)
     whole, _ = small(path, "whole.onnx")
-    monkeypatch.setattr(sides, "MEMORY", 2_000_000)  # bytes; 96 x 200 needs 2.2 MB with targets, 1.5 MB without
+    monkeypatch.setattr(amounts, "FIT", 2_000_000)  # bytes; 96 x 200 needs 2.2 MB with targets, 1.5 MB without
     monkeypatch.setattr(stage, "TOGETHER", 150)
     found, report = small(path, "alone.onnx", cache_budget="64K")
     assert lost(whole, path) < lost(found, path) < 0.6 * lost(plain, path)

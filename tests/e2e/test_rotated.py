@@ -16,6 +16,7 @@ from onnxgrail.calibration.stream import stream, ways
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Array, Block, Probe, Reducer, View
 from onnxgrail.graph.rewrite import weights
+from onnxgrail.machine import amounts
 from onnxgrail.models import load
 from onnxgrail.narrowing import best, rotation, searching
 from onnxgrail.search import trials
@@ -285,7 +286,7 @@ def test_inspect_tells_the_sizes_of_the_model_as_it_was_read() -> None:
     assert all(share <= 1 for shares in found.shares.values() for share in shares.values())
 
 
-@pytest.mark.parametrize("limit", [best.MEMORY, 1])
+@pytest.mark.parametrize("limit", [amounts.FIT, 1])
 def test_what_reads_a_large_stream_is_not_compensated_at_once(
     limit: int, ids: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +298,7 @@ def test_what_reads_a_large_stream_is_not_compensated_at_once(
         return whole(view, reducer)
 
     monkeypatch.setattr(grail, "normals", normals)
-    monkeypatch.setattr(best, "MEMORY", limit)
+    monkeypatch.setattr(amounts, "FIT", limit)
     monkeypatch.setattr(best._Walk, "_fits", lambda _, stage: "head" not in {t.consumer.value for t in stage.tasks})
     result = onnxgrail.compress(prenorm(), data=ids, unit_ratio=0.5, round_to=1, cache_budget="1")
     assert ("stream" in compensated) == (limit > 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from onnxgrail.graph.fittable.consumers import Consumer, biased, consumers, unma
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.graph.trace.survey import Ledger, Survey
+from onnxgrail.machine.amounts import cache_for, fit_bytes
 from onnxgrail.machine.steps.steps import Steps
-from onnxgrail.narrowing.best import PER_CACHE, memory_for
 from onnxgrail.narrowing.bits.stage import least
 from onnxgrail.narrowing.layers import Stage, Task, has_room, stages_of
 from onnxgrail.narrowing.two_networks import Pair, starts_of
@@ -96,10 +95,10 @@ def stages(slim: Prepared, recipe: Recipe, nodes: Container[str]) -> list[Stage]
 
     Args:
         slim: the narrowed model.
-        recipe: the cache size, see `memory`.
+        recipe: the cache size, see `fit_bytes`.
         nodes: keys of the nodes with matrices to round.
     """
-    limit = memory_for(recipe)
+    limit = fit_bytes(recipe)
     found = [c for c in consumers(slim.model, slim.survey) if c.node in nodes]
     nodes_in_order, facts = list(slim.model.graph), slim.survey.facts
     together = stages_of([_task(_with_bias(c, nodes_in_order[c.position], facts), facts, recipe) for c in found])
@@ -108,8 +107,8 @@ def stages(slim: Prepared, recipe: Recipe, nodes: Container[str]) -> list[Stage]
 
 def too_large(stage: Stage) -> str:
     """Return the reason why a stage that exceeds the memory is not measured, with the option that allows it."""
-    budget = math.ceil(stage.memory / PER_CACHE / 2**30 * 10) / 10
-    return f"this could take {stage.memory / 2**30:.1f} GiB of memory, which --cache-budget {budget:.1f}G allows"
+    taken = f"{stage.memory / 2**30:.1f} GiB"
+    return f"this could take {taken} of memory, which --cache-budget {cache_for(stage.memory)} allows"
 
 
 def _parts(stage: Stage, limit: int) -> list[Stage]:

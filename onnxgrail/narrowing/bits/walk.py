@@ -19,10 +19,10 @@ from onnxgrail.graph.io.shelves import shelved
 from onnxgrail.graph.rewrite.shift import shift_biases
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.amounts import fit_bytes
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import RECORD
-from onnxgrail.narrowing.best import memory_for
 from onnxgrail.narrowing.bits.fit import Fit
 from onnxgrail.narrowing.bits.sides import Sides, opened, stages, too_large
 from onnxgrail.narrowing.bits.stage import fits_of, least, record_of, untargeted
@@ -55,7 +55,7 @@ class Walk:
             slim: the narrowed model in float.
             ledger: the decisions that narrowed it.
         """
-        limit, found = memory_for(self._job.recipe), stages(slim, self._job.recipe, self._by_node)
+        limit, found = fit_bytes(self._job.recipe), stages(slim, self._job.recipe, self._by_node)
         todo = [stage for stage in found if min(stage.memory, least(stage)) <= limit]
         large = [stage for stage in found if stage.memory > limit]
         self._large = {task.consumer.node: too_large(Stage((task,))) for stage in large for task in stage.tasks}

@@ -11,10 +11,9 @@ from onnxgrail.calibration.stream.sizes import bytes_of, scale_of
 from onnxgrail.core import Block, Recipe
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.io.model_file import weight_bytes
-from onnxgrail.machine.amounts import cache_bytes
+from onnxgrail.machine.amounts import cache_bytes, fit_bytes
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.memory import peak_rss_bytes
-from onnxgrail.narrowing.best import memory_for
 from onnxgrail.narrowing.choosing import room
 from onnxgrail.narrowing.layers import Stage
 
@@ -33,7 +32,7 @@ def memory_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], stage
         stages: layers to fit.
     """
     weights = 0 if in_files(prepared.model) else weight_bytes(prepared.model)
-    most = memory_for(recipe)
+    most = fit_bytes(recipe)
     fits = [stage.memory for stage in stages if stage.memory <= most]
     largest = max([0, *(room(block, prepared) for block in blocks), *fits])
     more = WEIGHTS * weights + LARGEST * largest + min(_kept(prepared), cache_bytes(recipe))
