@@ -1,6 +1,6 @@
-"""A sentence encoder of the shape of all-MiniLM-L6-v2, written by hand with drawn weights, and sentences for it.
+"""A sentence encoder of two layers like those of all-MiniLM-L6-v2, written by hand with drawn weights, and sentences.
 
-Six post-norm layers of width 384, twelve heads of 32, MLPs of 1536 with the exact GELU; only the vocabulary is small.
+Post-norm layers of width 384, twelve heads of 32, MLPs of 1536 with the exact GELU; only the vocabulary is small.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import onnx
 
 from .nets import Arrays, dense, info, model_of, node
 
-LAYERS, WIDTH, HEAD, HIDDEN, WORDS = 6, 384, 32, 1536, 500
+LAYERS, WIDTH, HEAD, HIDDEN, WORDS = 2, 384, 32, 1536, 500
 FORMAT = np.float32
 
 

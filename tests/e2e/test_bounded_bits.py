@@ -14,12 +14,12 @@ import pytest
 from onnx import numpy_helper
 
 import onnxgrail
-from onnxgrail import models
 from onnxgrail.core import Array
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.finishing import quantized
 from onnxgrail.report.summary import search_text
 from tests.command import run
+from tests.shorter import shorter
 from tests.tiny import tiny
 
 from .test_max_loss import WIDTH, inputs, planted
@@ -125,14 +125,15 @@ def test_the_larger_loss_is_told(more: float, model: Path, tmp_path: Path, monke
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_images_hold_on_fresh_data(kind: str, tmp_path: Path) -> None:
-    digits = models.load("digits_vit")
+    digits = shorter("digits_vit", tmp_path)
     with np.load(digits.calibration) as one, np.load(digits.heldout) as two:
         images = np.concatenate([one["images"], two["images"]])
     order, target = np.random.default_rng(1).permutation(len(images)), tmp_path / "o.onnx"
     data, fresh = ({"images": images[some]} for some in (order[:256], order[256:]))
-    onnxgrail.compress(digits.model, target, data=data, quantize=kind, max_loss="1%", minimize="macs")
-    assert SCALE * lost(digits.model, target, fresh) <= 0.01
-    assert target.stat().st_size < 0.25 * digits.model.stat().st_size
+    onnxgrail.compress(digits.model, target, data=data, quantize=kind, max_loss="2%", minimize="macs")
+    assert SCALE * lost(digits.model, target, fresh) <= 0.02
+    share = target.stat().st_size / digits.model.stat().st_size
+    assert share < {"int8": 0.3, "int4": 0.22}[kind]  # rounding alone leaves 0.32 or 0.224
 
 
 def test_layers_in_branches_are_judged_with_rounded_weights(tmp_path: Path) -> None:
