@@ -21,7 +21,7 @@ import pytest
 
 from bench import few_bits, one_budget, shipping
 from tests.command import run
-from tests.pages import half
+from tests.pages import SAMPLES, small
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -34,7 +34,6 @@ DATA = {
     "heldout.npz": "models/data/digits_resnet.heldout.npz",
 }
 LIMIT = 120  # seconds a command may take
-SAMPLES = 64
 
 
 class Example(NamedTuple):
@@ -61,7 +60,7 @@ def runnable(language: str, pages: tuple[str, ...] = ("README",)) -> list[object
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with the files that the pages use; small ones, since the commands are tested, no numbers."""
     shutil.copytree(ROOT / "docs" / "examples", tmp_path / "examples")
-    (tmp_path / "model.onnx").write_bytes(half("digits_resnet"))
+    (tmp_path / "model.onnx").write_bytes(small("digits_resnet"))
     for name, source in DATA.items():
         with np.load(ROOT / source) as file:
             np.savez(tmp_path / name, **{key: file[key][:SAMPLES] for key in file.files})

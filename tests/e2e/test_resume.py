@@ -17,7 +17,8 @@ from onnxgrail import models
 from onnxgrail.algebra import decide
 from onnxgrail.cli import main
 from onnxgrail.narrowing import best, choosing, norms
-from tests.pages import half
+from tests.pages import small
+from tests.shorter import shorter
 
 from . import nets
 
@@ -86,17 +87,17 @@ PLACES: dict[str, tuple[Any, str]] = {"fits": (best, "refit"), "norms": (norms, 
 @pytest.mark.parametrize(
     ("name", "place", "choices"),
     [
-        ("digits_resnet", "fits", {}),
-        ("digits_resnet", "norms", {"norms": "all"}),
+        ("digits_resnet", "fits", {"samples": 96}),
+        ("digits_resnet", "norms", {"samples": 96, "norms": "all"}),
         ("digits_vit", "fits", {"samples": 40}),  # few samples: every fold judges
-        ("char_llama", "fits", {"samples": 24}),
+        ("char_llama", "fits", {"samples": 12}),
     ],
 )
 def test_goes_on_behind_the_last_fitted_layer(
     name: str, place: str, choices: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, (module, function) = models.load(name), PLACES[place]
-    words = {"data": source.calibration, "ratio": 0.3, "check": False, "allocate": "uniform", **choices}
+    source, (module, function) = shorter(name, tmp_path), PLACES[place]
+    words = {"data": source.calibration, "held_out": 0, "ratio": 0.3, "check": False, "allocate": "uniform", **choices}
     real, calls = getattr(module, function), list[int]()
 
     def counted(*args: Any, **named: Any) -> Any:
@@ -167,7 +168,7 @@ def test_without_the_option_nothing_is_left(case: tuple[Path, Path], tmp_path: P
 @pytest.fixture(scope="module")
 def left_alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, str, float, int]:
     model = tmp_path_factory.mktemp("half") / "half.onnx"
-    model.write_bytes(half("digits_resnet"))
+    model.write_bytes(small("digits_resnet"))
     data = models.load("digits_resnet").calibration
     command = Command(model=model, data=data, options=("--samples", "64", "--no-check", "--ratio", "0.3"))
     return command, *unkilled(command)

@@ -12,7 +12,7 @@ from onnxgrail.calibration.stream.cache import SMALL, Cache
 from onnxgrail.errors import UsageError
 from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.recipe.check import recipe_of
-from tests.pages import half
+from tests.pages import small
 
 RNG = np.random.default_rng(0)
 
@@ -63,7 +63,7 @@ def test_small_text_and_narrow_types() -> None:
 
 
 def test_a_budget_changes_no_number() -> None:
-    entry, model = models.load("digits_resnet"), half("digits_resnet")
+    entry, model = models.load("digits_resnet"), small("digits_resnet")
     made = []
     for budget in ("1G", 0):
         result = onnxgrail.compress(
