@@ -22,6 +22,7 @@ from onnxgrail.errors import NothingToCompressError
 from onnxgrail.narrowing import ready
 from onnxgrail.narrowing.bits import measuring
 from onnxgrail.search.trials import losses_of
+from tests.shorter import shorter
 
 from . import nets
 
@@ -198,7 +199,8 @@ def test_the_same_twice(tmp_path: Path) -> None:
 
 def test_latency_is_asked_measured_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "SECONDS", 0.2)
-    data = compressed(LLAMA.model, LLAMA.calibration, tmp_path / "o.onnx", target_latency="70%", samples=16)
+    llama = shorter("char_llama", tmp_path)
+    data = compressed(llama.model, llama.calibration, tmp_path / "o.onnx", target_latency="70%", samples=16)
     budget = data["model"]["budget"]
     assert budget["metric"] == "latency"
     assert budget["limit"] == pytest.approx(0.7 * budget["before"])
@@ -251,12 +253,13 @@ def test_kept_statistics_save_the_pass(passes: list[int], tmp_path: Path) -> Non
 def test_closed_loop_measures_behind_narrowed_blocks_all_the_same(passes: list[int], tmp_path: Path) -> None:
     kept = tmp_path / "s.npz"
     common = {"ratio": 0.3, "compensate": "grail", "closed_loop": True, "allocate": "uniform", "samples": 8}
-    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
+    llama = shorter("char_llama", tmp_path)
+    compressed(llama.model, llama.calibration, tmp_path / "a.onnx", save_stats=kept, **common)
     first = len(passes)
-    assert first == 8  # all at once, then 7 blocks after others; the first one is known
-    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "b.onnx", stats=kept, **common)
-    assert len(passes) == first + 7
-    compressed(LLAMA.model, LLAMA.calibration, tmp_path / "c.onnx", **common)
+    assert first == 4  # all at once, then 3 blocks after others; the first one is known
+    compressed(llama.model, llama.calibration, tmp_path / "b.onnx", stats=kept, **common)
+    assert len(passes) == first + 3
+    compressed(llama.model, llama.calibration, tmp_path / "c.onnx", **common)
     texts = [(tmp_path / f"{name}.onnx").read_bytes() for name in "abc"]
     assert texts[0] == texts[1] == texts[2]
 

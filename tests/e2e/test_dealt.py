@@ -15,7 +15,6 @@ import onnx
 import pytest
 
 import onnxgrail
-from onnxgrail import models
 from onnxgrail.algebra.solve import shared
 from onnxgrail.core import Array, Block, Change, Probe, Slot, View
 from onnxgrail.errors import LostProcessError
@@ -25,6 +24,7 @@ from onnxgrail.machine.steps.codec import Record
 from onnxgrail.machine.steps.journal import Folder
 from onnxgrail.narrowing import grail, order
 from onnxgrail.narrowing.choosing import Run
+from tests.shorter import shorter
 from tests.unit.members import played
 
 from . import nets
@@ -205,9 +205,9 @@ def test_networks_that_share_weights_between_blocks(
 ) -> None:
     """Streams, heads and convolutions: a weight that one block changes is read by the next."""
     small(monkeypatch, joint=True)
-    source = models.load(model)
+    source = shorter(model, tmp_path)
     with np.load(source.calibration) as file:
-        data = {name: file[name][:64] for name in file.files}
+        data = {name: file[name][:24] for name in file.files}
     wanted = written(tmp_path, 1, source.model, data, batch_size=4, **CHOICES[mode])
     for size in (2, 5):
         assert written(tmp_path, size, source.model, data, batch_size=4, **CHOICES[mode]) == wanted, size

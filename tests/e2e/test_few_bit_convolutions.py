@@ -27,6 +27,7 @@ from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.stored.looked_up import lookups_of
 from onnxgrail.narrowing import best
 from tests.oracle import killed, narrowed, narrowed_equals_masked
+from tests.shorter import shorter
 from tests.tiny import tiny
 
 from .test_few_bits import goes_on
@@ -247,10 +248,10 @@ def test_numbers_along_a_row_of_pixels_are_no_bias(tmp_path: Path) -> None:
 
 def test_a_size_gives_convolutions_four_bits_before_fewer_channels(tmp_path: Path) -> None:
     """At 20 % of the bytes, 8 bits in all layers are not enough; 4 bits in some lose less than fewer channels."""
-    digits, target = models.load("digits_resnet"), tmp_path / "s.onnx"
+    digits, target = shorter("digits_resnet", tmp_path), tmp_path / "s.onnx"
     given = {"data": digits.calibration, "target_size": "20%", "check": False}
     report = onnxgrail.compress(digits.model, target, **given).report.data
-    assert target.stat().st_size == report["model"]["bytes_after"] <= 0.2 * Path(digits.model).stat().st_size
+    assert target.stat().st_size == report["model"]["bytes_after"] <= 0.2 * digits.model.stat().st_size
     assert all(block["kept"] == block["units"] for block in report["blocks"])
     bits = report["allocation"]["bits"]
     assert {name: few for name, few in bits.items() if few < 32} == {
@@ -259,14 +260,14 @@ def test_a_size_gives_convolutions_four_bits_before_fewer_channels(tmp_path: Pat
     assert {4, 8} <= set(bits.values())
     with np.load(digits.heldout) as held:
         feed = {"images": held["images"]}
-    assert lost(target, Path(digits.model), feed) < 1e-3
+    assert lost(target, digits.model, feed) < 1e-3
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8-weights"])
 def test_openvino_runs_it(kind: str, tmp_path: Path) -> None:
     """By default, it rounds inputs of such layers to 8 bits: 1e-5 of the energy here."""
     openvino = pytest.importorskip("openvino")
-    digits, found = models.load("digits_resnet"), tmp_path / "d.onnx"
+    digits, found = shorter("digits_resnet", tmp_path), tmp_path / "d.onnx"
     onnxgrail.compress(digits.model, found, **{**WHOLE, "data": digits.calibration, "samples": 64, "quantize": kind})
     with np.load(digits.heldout) as held:
         feed = {"images": held["images"][:32]}
@@ -305,7 +306,7 @@ def test_fitted_weights_of_a_quantized_file_are_rounded_with_carried_errors(
     name: str, choices: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As lookups, MatMulNBits and DequantizeLinear. Without errors carried on, numbers are rounded to nearest."""
-    embedded, source = models.load(name), tmp_path / "q.onnx"
+    embedded, source = shorter(name, tmp_path), tmp_path / "q.onnx"
     proto = onnx.version_converter.convert_version(onnx.load(embedded.model), 21)
     onnx.save(proto, tmp_path / "m.onnx")
     given: dict[str, Any] = {**WHOLE, "data": embedded.calibration, "samples": 128}

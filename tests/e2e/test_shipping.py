@@ -1,4 +1,4 @@
-"""Behind the narrowing: quantise, simplify, hold against a runtime; on the embedded ResNet, whose accuracy is known."""
+"""Behind the narrowing: quantise, simplify, hold against a runtime; on a trained ResNet, whose accuracy is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
-from onnxgrail import models
 from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Feed
@@ -21,6 +20,7 @@ from onnxgrail.errors import MissingExtraError, ModelError, QuantisedError, Usag
 from onnxgrail.finishing import ship
 from onnxgrail.models import score
 from tests.command import run, said
+from tests.shorter import shorter
 from tests.tiny import tiny
 
 from . import nets
@@ -29,8 +29,8 @@ KINDS = ("int8", "int8-dynamic", "fp16")
 
 
 @pytest.fixture(scope="module")
-def resnet() -> Any:
-    return models.load("digits_resnet")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return shorter("digits_resnet", tmp_path_factory.mktemp("resnet"))
 
 
 def accuracy(embedded: Any, path: Path) -> float:
@@ -137,7 +137,7 @@ def test_a_file_that_hardly_shrinks_is_told(resnet: Any) -> None:
         notes = onnxgrail.compress(resnet.model, quantize=kind, check=False, **words).report.data["notes"]
         assert any("convolutions stay in float" in note for note in notes) == told, notes
     report = onnxgrail.compress(
-        nets.mlp(), data=nets.vectors(), dry_run=True, quantize="int8", qdq=True, ratio=0.3
+        nets.mlp(), data=nets.vectors(), dry_run=True, quantize="int8", qdq=True, unit_ratio=0.3, check=False
     ).report
     notes = report.data["notes"]
     assert any("few of its bytes are weights of layers" in note for note in notes), notes
@@ -164,6 +164,7 @@ def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch:
         resnet.calibration,
         "--quantize",
         "int8",
+        "--allocate=uniform",
     )
     result = run(*words, "--min-cosine", 0.97)
     assert result.exit_code == 3, result.stderr
@@ -241,14 +242,14 @@ def test_simplified_graphs_compute_the_same(tmp_path: Path) -> None:
 
 def test_a_target_says_what_it_refuses(resnet: Any, tmp_path: Path) -> None:
     words = ("compress", resnet.model, tmp_path / "o.onnx", "--data", resnet.calibration, "--ratio", 0.3)
-    words += ("--target", "tensorrt")
-    result = run(*words, "--samples", 16, "--compensate", "none", "--strict")
+    words += ("--target", "tensorrt", "--samples", 16, "--compensate", "none")
+    result = run(*words, "--strict")
     assert result.exit_code == 0, result.output
     assert "no problem found" in result.stdout
-    again = run(*words, "--force", "--samples", 16, "--compensate", "none", "--quantize", "int8-dynamic")
+    again = run(*words, "--force", "--quantize", "int8-dynamic")
     assert again.exit_code == 0
     assert "problem: DynamicQuantizeLinear" in again.stdout
-    strict = run(*words, "--force", "--samples", 16, "--quantize", "int8-dynamic", "--strict", "--json")
+    strict = run(*words, "--force", "--quantize", "int8-dynamic", "--strict", "--json")
     assert strict.exit_code == 3
     assert "would refuse the model: 2 problems" in strict.stderr
     target = json.loads(strict.stdout)["target"]
