@@ -101,15 +101,17 @@ def test_blocks_that_were_not_asked_for_keep_their_bytes(tmp_path: Path) -> None
 
 def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
     model, data, _ = saved(tmp_path, "transformer")
-    for selector, reducer in (("wanda", "prune"), ("random", "prune"), ("wanda", "fold")):
+    ways = (("wanda", "prune", "auto"), ("random", "prune", "uniform"), ("wanda", "fold", "uniform"))
+    for selector, reducer, allocate in ways:
         outputs = [tmp_path / f"{selector}.{reducer}.{k}.onnx" for k in range(2)]
         for output in outputs:
             words = (model, output, "--data", data, "--selector", selector, "--reducer", reducer, "--samples", 13)
-            assert command(*words).exit_code == 0
+            assert command(*words, "--allocate", allocate).exit_code == 0
         assert outputs[0].read_bytes() == outputs[1].read_bytes()
     seeds = [tmp_path / f"seed{seed}.onnx" for seed in (1, 2)]
     for seed, output in enumerate(seeds, start=1):
-        assert command(model, output, "--data", data, "--selector", "random", "--seed", seed).exit_code == 0
+        words = (model, output, "--data", data, "--selector", "random", "--seed", seed, "--allocate", "uniform")
+        assert command(*words).exit_code == 0
     assert seeds[0].read_bytes() != seeds[1].read_bytes()
 
 
@@ -150,8 +152,9 @@ def test_the_input_is_never_touched(tmp_path: Path) -> None:
     files = [model, linked, linked.with_name("m.onnx.data"), data]
     before = [digest(f) for f in files]
     for source in (model, linked):
-        for words in ((), ("--force",), ("--dry-run", "--force"), ("--force", "--save-as-external-data")):
-            assert command(source, "--data", data, *words).exit_code == 0
+        assert command(source, "--data", data).exit_code == 0
+        for words in ((), ("--dry-run",), ("--save-as-external-data",)):
+            assert command(source, "--data", data, "--allocate=uniform", "--force", *words).exit_code == 0
         assert command(source, source, "--force").exit_code == 1
     assert [digest(f) for f in files] == before
 

@@ -37,7 +37,7 @@ def inline(tmp_path: Path) -> Path:
 
 
 def command(*words: object) -> Any:
-    return cli("compress", "--ratio=0.3", *words)
+    return cli("compress", "--ratio=0.3", "--allocate=uniform", *words)
 
 
 def run(path: Path) -> Any:
@@ -57,10 +57,11 @@ def same(one: dict[str, bytes], two: dict[str, bytes]) -> bool:
 
 @pytest.mark.parametrize("external", [False, True], ids=["inline", "external"])
 def test_weights_in_a_second_file_make_no_difference(external: bool, inline: Path) -> None:
-    words = ("--data", inline.parent / "d.npz", *([] if external else ["--no-save-as-external-data"]))
+    """Also in a search for widths, which runs many candidates."""
+    words = ("--data", inline.parent / "d.npz", *(["--allocate=auto"] if external else []))
     linked, expected = inline.parent / "x" / "m.onnx", inline.parent / "expected.onnx"
-    assert command(inline, expected, "--data", inline.parent / "d.npz").exit_code == 0
-    result = command(linked, *words)
+    assert command(inline, expected, *words).exit_code == 0
+    result = command(linked, *words, *([] if external else ["--no-save-as-external-data"]))
     assert result.exit_code == 0, result.stderr
     made = linked.with_name("m.compressed.onnx")
     data = {weights_of(made).name} if external else set()
@@ -97,13 +98,13 @@ def test_external_data_from_the_models_own_folder(inline: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("command", ["compress", "apply"])
 def test_weights_stay_where_the_input_has_them(command: str, inline: Path) -> None:
-    words = ("--data", inline.parent / "d.npz", "-q")
+    words: tuple[object, ...] = ("--data", inline.parent / "d.npz", "-q")
     recipe: list[Path] = []
     if command == "apply":
         recipe = [inline.parent / "r.json"]
         recipe[0].write_text('{"compensate": "none", "ratio": 0.3}')
     else:
-        words += ("--ratio", "0.3")
+        words += ("--ratio=0.3", "--allocate=uniform")
     for source, flag, beside in (
         (inline, None, False),
         (inline, "--save-as-external-data", True),
@@ -115,7 +116,7 @@ def test_weights_stay_where_the_input_has_them(command: str, inline: Path) -> No
         assert done.exit_code == 0, done.stderr
         assert len(list(target.parent.glob(f"{target.name}.*"))) == beside
     loaded = ir.load(inline.parent / "x" / "m.onnx")
-    onnxgrail.compress(loaded, inline.with_name("loaded.onnx"), data=nets.tokens(), check=False, ratio=0.3)
+    onnxgrail.compress(loaded, inline.with_name("loaded.onnx"), data=nets.tokens(), check=False, unit_ratio=0.3)
     assert weights_of(inline.with_name("loaded.onnx")).exists()
 
 
