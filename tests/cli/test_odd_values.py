@@ -16,7 +16,7 @@ from tests.e2e import nets
 
 NINES = "9" * 5000  # more digits than Python turns into a number
 DATA = ("compress", "m.onnx", "o.onnx", "--data", "d.npz")
-RANDOM = ("compress", "m.onnx", "o.onnx", "--ratio", "0.3")
+RANDOM = ("compress", "m.onnx", "o.onnx", "--unit-ratio", "0.3")
 CASES = {
     "random samples": ((*RANDOM, "--samples", 10**14), 2, "random samples are too many, at most 1000000"),
     "random samples to compare": (("compare", "m.onnx", "m.onnx", "--samples", 10**14), 2, "are too many"),
@@ -45,7 +45,7 @@ CASES = {
     "a repetition without end": ((*DATA, "--exclude", f"a{{{10**20}}}"), 2, "is not a regular expression"),
     "a long name of data": ((*RANDOM, "--data", f"{NINES}.npz"), 1, "name too long"),
     "a long name of a model": (("inspect", NINES), 1, "name too long"),
-    "a long name of an output": (("compress", "m.onnx", NINES, "--ratio", "0.3"), 1, "name too long"),
+    "a long name of an output": (("compress", "m.onnx", NINES, "--unit-ratio", "0.3"), 1, "name too long"),
 }
 
 
@@ -68,9 +68,9 @@ def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch):
 CALLS = {
     "a model": lambda: inspect(NINES),
     "a report": lambda: inspect("m.onnx", report=f"{NINES}.json"),
-    "an output": lambda: compress("m.onnx", NINES, ratio=0.3),
+    "an output": lambda: compress("m.onnx", NINES, unit_ratio=0.3),
     "data": lambda: compare("m.onnx", "m.onnx", data=NINES),
-    "statistics": lambda: compress("m.onnx", "o.onnx", ratio=0.3, stats=NINES),
+    "statistics": lambda: compress("m.onnx", "o.onnx", unit_ratio=0.3, stats=NINES),
     "a recipe": lambda: apply(NINES, "m.onnx", "o.onnx"),
     "a model to time": lambda: bench(NINES),
     "a model for points": lambda: frontier(NINES, data="d.npz"),

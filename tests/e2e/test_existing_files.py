@@ -34,7 +34,7 @@ def listing(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-COMPRESS = ("compress", "m.onnx", "new.onnx", "--ratio=0.3", "--data", "d.npz")
+COMPRESS = ("compress", "m.onnx", "new.onnx", "--unit-ratio=0.3", "--data", "d.npz")
 CASES = [
     (*COMPRESS[:2], "o.onnx", *COMPRESS[3:]),
     (*COMPRESS, "--report", "r.json"),
@@ -92,9 +92,9 @@ def test_a_run_that_goes_on_replaces_its_own(place: Path) -> None:
 
 
 def test_reports_of_python_stay_too(place: Path) -> None:
-    result = onnxgrail.compress("m.onnx", data="d.npz", dry_run=True, report="new.json", ratio=0.3)
+    result = onnxgrail.compress("m.onnx", data="d.npz", dry_run=True, report="new.json", unit_ratio=0.3)
     with pytest.raises(OutputError, match=r"--report 'r.json' exists. Use --force"):
-        onnxgrail.compress("m.onnx", data="absent.npz", dry_run=True, report="r.json", ratio=0.3)
+        onnxgrail.compress("m.onnx", data="absent.npz", dry_run=True, report="r.json", unit_ratio=0.3)
     with pytest.raises(OutputError, match=r"report 'r.json' exists"):
         result.report.save("r.json")
     result.report.save("r.json", force=True)

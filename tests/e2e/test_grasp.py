@@ -22,6 +22,7 @@ from onnxgrail.graph.cuts.residual import layers
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.trace.facts import constants
 from onnxgrail.methods.grasp.distances import Apart
+from tests.shorter import shorter
 from tests.tiny import mlp, numbers, tiny
 
 LLAMA, VIT = models.load("char_llama"), models.load("digits_vit")
@@ -189,22 +190,24 @@ def test_fits_that_bring_the_outputs_no_closer_are_taken_back(monkeypatch: pytes
     assert numbers(plain) == numbers(found)
 
 
-def test_blocks_are_named_as_inspect_lists_them() -> None:
+def test_blocks_are_named_as_inspect_lists_them(tmp_path: Path) -> None:
+    llama = shorter("char_llama", tmp_path)
+
     def layers_of(**choices: Any) -> set[tuple[str, int, int]]:
         common = {"samples": 8, "dry_run": True}
-        rows = grasped(LLAMA.model, LLAMA.calibration, **common, **choices).report.data["methods"]["grasp"]["matrices"]
+        rows = grasped(llama.model, llama.calibration, **common, **choices).report.data["methods"]["grasp"]["matrices"]
         return {(row["layer"].removeprefix("llama.model.layers."), row["inputs"], row["outputs"]) for row in rows}
 
-    names = {b["name"] for b in onnxgrail.inspect(LLAMA.model).blocks}
-    assert {"llama.model.layers.1.mlp.mlp", "llama.model.layers.2.self_attn.heads"} <= names
+    names = {b["name"] for b in onnxgrail.inspect(llama.model).blocks}
+    assert {"llama.model.layers.1.mlp.mlp", "llama.model.layers.0.self_attn.heads"} <= names
     mlp_of_1 = {("1", 128, 384), ("1", 384, 128)}
     assert layers_of(grasp_layers="llama.model.layers.1.mlp.mlp") == mlp_of_1
-    heads_of_2 = {("2", 128, 128), ("2", 128, 64)}
-    assert layers_of(grasp_layers="llama.model.layers.1.mlp.mlp,llama.model.layers.2.self_attn.heads") == (
-        mlp_of_1 | heads_of_2
+    heads_of_0 = {("0", 128, 128), ("0", 128, 64)}
+    assert layers_of(grasp_layers="llama.model.layers.1.mlp.mlp,llama.model.layers.0.self_attn.heads") == (
+        mlp_of_1 | heads_of_0
     )
     assert layers_of(grasp_layers="all", include=r"1\.mlp") == mlp_of_1
-    every = {(str(k), *sizes) for k in range(4) for _, *sizes in mlp_of_1}
+    every = {(str(k), *sizes) for k in range(2) for _, *sizes in mlp_of_1}
     assert layers_of(grasp_layers="all", blocks="mlp") == every
     both = {"method": "grail,grasp", "unit_ratio": 0.5, "blocks": "mlp", "compensate": "none"}
     assert layers_of(grasp_layers="llama.model.layers.1", **both) == {

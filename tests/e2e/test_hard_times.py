@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     places = [furnished(tmp_path / str(number)) for number in range(len(FULL))]
     before = listing(places[0])
     calls = [
-        (place, ["compress", "m.onnx", "--ratio=0.3", "--data", "d.npz", *words])
+        (place, ["compress", "m.onnx", "--unit-ratio=0.3", "--data", "d.npz", *words])
         for place, (words, _) in zip(places, FULL, strict=True)
     ]
     for place, (words, text), (code, stderr) in zip(places, FULL, in_a_process(calls, full), strict=True):
@@ -105,7 +105,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
 def test_a_full_folder_for_temporary_files_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = listing(folder)
     done = command(
-        folder, "compress", "m.onnx", "--ratio=0.3", "--data", "d.npz", "--quantize", "int8-dynamic", setup=full
+        folder, "compress", "m.onnx", "--unit-ratio=0.3", "--data", "d.npz", "--quantize", "int8-dynamic", setup=full
     )
     text = "narrowed.onnx: File too large. Set TMPDIR to a folder with room for temporary files"
     refused(done.returncode, done.stderr, text)
@@ -115,7 +115,7 @@ def test_a_full_folder_for_temporary_files_is_named(folder: Path, monkeypatch: p
 
     monkeypatch.setattr("onnxgrail.finishing.ship.verified", spill)
     result = CliRunner().invoke(
-        main, ["compress", str(folder / "m.onnx"), "--ratio=0.3", "--data", str(folder / "d.npz")]
+        main, ["compress", str(folder / "m.onnx"), "--unit-ratio=0.3", "--data", str(folder / "d.npz")]
     )
     assert result.exit_code == 1
     told = "Error: No space left on device. Set TMPDIR to a folder with room for temporary files\n"
@@ -147,7 +147,7 @@ def test_closed_doors(tmp_path: Path) -> None:
         (place / path).chmod(mode)
     try:
         calls = [
-            (place, ["compress", "--ratio=0.3", *words])
+            (place, ["compress", "--unit-ratio=0.3", *words])
             for place, (_, _, words, *_) in zip(places, CLOSED, strict=True)
         ]
         found = in_a_process(calls, ordinary)
@@ -165,7 +165,7 @@ def test_the_input_may_lie_in_a_closed_folder(folder: Path) -> None:
     folder.chmod(0o555)
     out = folder.parent / "out.onnx"
     try:
-        done = command(folder, "compress", "m.onnx", str(out), "--ratio=0.3", "--data", "d.npz", setup=ordinary)
+        done = command(folder, "compress", "m.onnx", str(out), "--unit-ratio=0.3", "--data", "d.npz", setup=ordinary)
         seen = command(folder, "inspect", "e.onnx", setup=ordinary)
     finally:
         folder.chmod(0o755)
@@ -183,7 +183,15 @@ def test_strange_names_of_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     onnx.save(nets.mlp(), model, save_as_external_data=True, location="веса ü.bin", size_threshold=0)
     (folder / "d.npz").rename(place / "данные.npz")
     monkeypatch.chdir(place)
-    words = ["compress", model.name, "klein ß.onnx", "--ratio=0.3", "--data", "данные.npz", "--save-as-external-data"]
+    words = [
+        "compress",
+        model.name,
+        "klein ß.onnx",
+        "--unit-ratio=0.3",
+        "--data",
+        "данные.npz",
+        "--save-as-external-data",
+    ]
     result = CliRunner().invoke(main, [*words, "--report", "rapport é.html", "--report", "报告.json"])
     assert result.exit_code == 0, result.output
     for other in (["inspect", str(model)], ["compare", str(model), "klein ß.onnx", "--data", "данные.npz"]):
@@ -196,7 +204,7 @@ def test_strange_names_of_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_two_runs_at_once_on_one_input(same: bool, folder: Path) -> None:
     before = listing(folder)
     names = ["a.onnx", "a.onnx" if same else "b.onnx"]
-    words = [sys.executable, "-m", "onnxgrail", "compress", "m.onnx", "--ratio=0.3"]
+    words = [sys.executable, "-m", "onnxgrail", "compress", "m.onnx", "--unit-ratio=0.3"]
     started = [
         subprocess.Popen([*words, name, "--data", "d.npz", "--force", "--quiet"], cwd=folder, stderr=subprocess.PIPE)
         for name in names
@@ -212,7 +220,7 @@ def test_two_runs_at_once_on_one_input(same: bool, folder: Path) -> None:
 
 def test_an_interrupted_run_says_how_to_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    words = ["compress", "m.onnx", "--ratio=0.3", "--data", "d.npz", "--resume", "kept dir", "-q"]
+    words = ["compress", "m.onnx", "--unit-ratio=0.3", "--data", "d.npz", "--resume", "kept dir", "-q"]
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -265,7 +273,7 @@ def test_a_model_that_loads_but_does_not_run() -> None:
     model.graph.node.insert(1, helper.make_node("Reshape", ["odd", "right"], ["back"]))
     model.graph.node[2].input[0] = "back"
     with pytest.raises(ModelError, match=r"ONNX Runtime failed on the feed x\[8, 12\].*must run before"):
-        onnxgrail.compress(model, data=nets.vectors(), ratio=0.3)
+        onnxgrail.compress(model, data=nets.vectors(), unit_ratio=0.3)
 
 
 def test_a_model_that_runs_on_one_sample_says_so() -> None:
@@ -274,9 +282,9 @@ def test_a_model_that_runs_on_one_sample_says_so() -> None:
     model.graph.node.insert(0, helper.make_node("Reshape", ["x", "one"], ["back"]))
     model.graph.node[1].input[0] = "back"
     with pytest.raises(ModelError, match="failed on the feed") as caught:
-        onnxgrail.compress(model, data=nets.vectors(), ratio=0.3)
+        onnxgrail.compress(model, data=nets.vectors(), unit_ratio=0.3)
     assert caught.value.hint == "It runs on one sample at a time: give --batch-size 1"
-    report = onnxgrail.compress(model, data=nets.vectors(), ratio=0.3, batch_size=1).report.data
+    report = onnxgrail.compress(model, data=nets.vectors(), unit_ratio=0.3, batch_size=1).report.data
     assert report["model"]["params_after"] < report["model"]["params_before"]
 
 
@@ -324,7 +332,7 @@ def test_names_do_not_move_the_cursor(tmp_path: Path) -> None:
         node.output[:] = ["\x1b[2J" if name == "y" else name for name in node.output]
     model.graph.output[0].name = "\x1b[2J"
     onnx.save(model, tmp_path / "m.onnx")
-    result = CliRunner().invoke(main, ["compress", str(tmp_path / "m.onnx"), "--ratio=0.3", "--samples", "4"])
+    result = CliRunner().invoke(main, ["compress", str(tmp_path / "m.onnx"), "--unit-ratio=0.3", "--samples", "4"])
     assert result.exit_code == 0, result.output
     assert "output \\x1b[2J on" in result.stdout
     assert "\x1b" not in result.output

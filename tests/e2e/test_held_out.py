@@ -20,7 +20,7 @@ from tests.command import run
 
 from . import nets
 
-COMMON = {"ratio": 0.3, "compensate": "grail", "dry_run": True}
+COMMON = {"unit_ratio": 0.3, "compensate": "grail", "dry_run": True}
 
 
 def compressed(**options: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_too_few_samples_are_told(count: int, folder: Path) -> None:
     few = count + LEAST < ENOUGH
     assert any(note.startswith(told) for note in compressed(samples=count)["notes"]) is few
     done = run(
-        "compress", folder / "m.onnx", "--ratio=0.3", "--data", folder / "d.npz", "--samples", count, "--dry-run"
+        "compress", folder / "m.onnx", "--unit-ratio=0.3", "--data", folder / "d.npz", "--samples", count, "--dry-run"
     )
     assert (f"Warning: {told}" in done.stderr) is few
     alone = [note for note in compressed(samples=count, held_out=0)["notes"] if note.startswith(told)]
@@ -162,7 +162,7 @@ def test_a_saved_recipe_names_them_and_a_report_does_not(held: str, folder: Path
     held = held if held.isdecimal() else str(folder / held)
     words = ("--data", folder / "d.npz", "--held-out", held, "--save-recipe", folder / "r.yaml")
     reported = ("--report", folder / "first.json", "--report", folder / "page.html")
-    first = run("compress", folder / "m.onnx", folder / "a.onnx", "--ratio=0.3", *words, *reported)
+    first = run("compress", folder / "m.onnx", folder / "a.onnx", "--unit-ratio=0.3", *words, *reported)
     assert first.exit_code == 0, first.output
     for source in ("r.yaml", "first.json"):
         again = folder / "again.json"
@@ -187,7 +187,7 @@ def test_models_are_timed_for_a_page(folder: Path) -> None:
             "compress",
             folder / "m.onnx",
             folder / "o.onnx",
-            "--ratio=0.3",
+            "--unit-ratio=0.3",
             "--force",
             "--data",
             folder / "d.npz",
@@ -210,7 +210,7 @@ def test_curves_are_measured_for_a_page_of_a_small_model(folder: Path, monkeypat
     common = (
         "compress",
         folder / "m.onnx",
-        "--ratio=0.3",
+        "--unit-ratio=0.3",
         "--dry-run",
         "--data",
         folder / "d.npz",

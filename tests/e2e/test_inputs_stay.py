@@ -58,17 +58,17 @@ def test_no_option_takes_what_is_read(name: str, option: str, place: Path) -> No
     for link in (os.symlink, os.link):
         target = place / f"{link.__name__}{suffix}"
         link(place / name, target)
-        said = refused(place, "compress", "m.onnx", "--ratio=0.3", *WORDS, "--force", option, target.name)
+        said = refused(place, "compress", "m.onnx", "--unit-ratio=0.3", *WORDS, "--force", option, target.name)
         assert f"{option} {target.name!r} is " in said
         assert "never replaced" in said
     if option == "--output":
-        assert " is " in refused(place, "compress", "m.onnx", "--ratio=0.3", *WORDS, "--force", option, name)
+        assert " is " in refused(place, "compress", "m.onnx", "--unit-ratio=0.3", *WORDS, "--force", option, name)
 
 
 def test_statistics_do_not_go_over_what_is_read(place: Path) -> None:
     for name in ("m.onnx", "w.bin", "d.npz"):
         assert " is " in refused(
-            place, "compress", "m.onnx", "--ratio=0.3", "--data", "d.npz", "--force", "--save-stats", name
+            place, "compress", "m.onnx", "--unit-ratio=0.3", "--data", "d.npz", "--force", "--save-stats", name
         )
 
 
@@ -77,18 +77,18 @@ def test_weights_of_a_model_that_is_an_object(place: Path) -> None:
     for target in ("w.bin", "m.onnx"):
         model = ir.load("m.onnx") if target == "w.bin" else "m.onnx"
         with pytest.raises(OutputError, match=r"is (a weights file of )?the input"):
-            onnxgrail.compress(model, target, data=nets.vectors(), force=True, ratio=0.3)
+            onnxgrail.compress(model, target, data=nets.vectors(), force=True, unit_ratio=0.3)
     assert bytes_of(place) == before
 
 
 def test_a_library_of_operators_stays(place: Path) -> None:
     Path("ops.so").write_bytes(b"not one")
-    words = ("compress", "m.onnx", "--ratio=0.3", "--custom-ops", "ops.so", "--force", "-o", "ops.so")
+    words = ("compress", "m.onnx", "--unit-ratio=0.3", "--custom-ops", "ops.so", "--force", "-o", "ops.so")
     assert "is an operator library" in refused(place, *words)
 
 
 def test_files_in_a_folder_of_data_stay(place: Path) -> None:
-    words = ("compress", "m.onnx", "--ratio=0.3", "--data", "folder", "--force", "--save-stats")
+    words = ("compress", "m.onnx", "--unit-ratio=0.3", "--data", "folder", "--force", "--save-stats")
     for name in ("folder/a.npz", "folder/new.npz"):  # which the next run would take for samples
         assert "belongs to the calibration data" in refused(place, *words, name)
     os.link("folder/a.npz", "twin.npz")
@@ -96,7 +96,7 @@ def test_files_in_a_folder_of_data_stay(place: Path) -> None:
     done = run(
         "compress",
         "m.onnx",
-        "--ratio=0.3",
+        "--unit-ratio=0.3",
         "--data",
         "folder",
         "--output",
@@ -106,7 +106,9 @@ def test_files_in_a_folder_of_data_stay(place: Path) -> None:
         "-q",
     )
     assert done.exit_code == 0, done.stderr
-    again = run("compress", "m.onnx", "--ratio=0.3", "--data", "folder", "--output", "folder/o.onnx", "--force", "-q")
+    again = run(
+        "compress", "m.onnx", "--unit-ratio=0.3", "--data", "folder", "--output", "folder/o.onnx", "--force", "-q"
+    )
     assert again.exit_code == 0, again.stderr
 
 
@@ -115,17 +117,17 @@ def test_what_a_run_keeps_goes_nowhere_over_data(place: Path) -> None:
     Path("m.onnx").rename("kept/m.onnx")
     Path("w.bin").rename("kept/w.bin")
     assert "--resume 'kept' holds the input" in refused(
-        place, "compress", "kept/m.onnx", "--ratio=0.3", "--resume", "kept"
+        place, "compress", "kept/m.onnx", "--unit-ratio=0.3", "--resume", "kept"
     )
 
 
 def test_weights_below_the_folder_of_a_run_stay(place: Path) -> None:
     # A run that goes on empties its scratch folder.
-    done = run("compress", "m.onnx", "--ratio=0.3", "-q", "--resume", "kept", "--data", "d.npz")
+    done = run("compress", "m.onnx", "--unit-ratio=0.3", "-q", "--resume", "kept", "--data", "d.npz")
     assert done.exit_code == 0, done.stderr
     onnx.save(nets.mlp(), "n.onnx", save_as_external_data=True, location="kept/scratch/w.bin", size_threshold=0)
     assert "holds a weights file" in refused(
-        place, "compress", "n.onnx", "--ratio=0.3", "--resume", "kept", "--data", "d.npz"
+        place, "compress", "n.onnx", "--unit-ratio=0.3", "--resume", "kept", "--data", "d.npz"
     )
 
 
@@ -142,9 +144,9 @@ def test_the_page_of_inspect_and_the_output_of_apply(place: Path) -> None:
 
 
 def test_two_results_do_not_go_into_one_file(place: Path) -> None:
-    said = refused(place, "compress", "m.onnx", "--ratio=0.3", "-o", "r.json", "--report", "./r.json")
+    said = refused(place, "compress", "m.onnx", "--unit-ratio=0.3", "-o", "r.json", "--report", "./r.json")
     assert "--report 'r.json' is the file of --output" in said
-    said = refused(place, "compress", "m.onnx", "--ratio=0.3", "--report", "r.json", "--report", "r.json")
+    said = refused(place, "compress", "m.onnx", "--unit-ratio=0.3", "--report", "r.json", "--report", "r.json")
     assert "is the file of --report" in said
 
 
@@ -152,7 +154,7 @@ def test_a_new_folder_is_made_when_there_is_something_to_write(place: Path) -> N
     target = place / "new" / "folder" / "o.onnx"
     reports = (place / "reports" / "r.json", place / "pages" / "r.html")
     with pytest.raises(onnxgrail.DataError):
-        onnxgrail.compress("m.onnx", target, data="absent.npz", report=reports, ratio=0.3)
+        onnxgrail.compress("m.onnx", target, data="absent.npz", report=reports, unit_ratio=0.3)
     assert not (place / "new").exists()
     onnxgrail.compress(
         "m.onnx",
@@ -161,7 +163,7 @@ def test_a_new_folder_is_made_when_there_is_something_to_write(place: Path) -> N
         report=reports,
         save_recipe=place / "a/b/r.yaml",
         save_stats=place / "c/s.npz",
-        ratio=0.3,
+        unit_ratio=0.3,
     )
     assert all(path.exists() for path in (target, *reports, place / "a/b/r.yaml", place / "c/s.npz"))
 

@@ -201,8 +201,8 @@ def test_what_goes_is_in_the_report_and_in_the_budgets(place: Path) -> None:
 @pytest.mark.parametrize(
     "choices",
     [
-        {"ratio": 0.3, "round_to": 1},
-        {"ratio": 0.3, "blocks": "embedding,stream,mlp", "round_to": 1},
+        {"unit_ratio": 0.3, "round_to": 1},
+        {"unit_ratio": 0.3, "blocks": "embedding,stream,mlp", "round_to": 1},
         {"max_loss": "40%", "minimize": "params"},
         {"ratio": 0, "quantize": "int4", "block_size": 16},
         {"target_size": "70%"},
@@ -251,7 +251,7 @@ def test_data_hold_kept_ids_only(place: Path) -> None:
         sets = {"data": {"ids": np.full((40, 5), 7)}, "held_out": {"ids": np.full((8, 5), 12)}}
         sets[name]["ids"][3, 2] = 8
         with pytest.raises(DataError, match=r"input 'ids': id 8 occurs, and --keep-tokens leaves it out"):
-            compressed(place, ratio=0.3, **sets)
+            compressed(place, unit_ratio=0.3, **sets)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_other_files_and_models(place: Path) -> None:
 
 def test_a_recipe_names_the_file_beside_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    words = ("--ratio", "0.3", "--data", "d.npz", "--keep-tokens", "keep.txt")
+    words = ("--unit-ratio", "0.3", "--data", "d.npz", "--keep-tokens", "keep.txt")
     assert called("compress", "m.onnx", "o.onnx", *words, "--save-recipe", "r.yaml").exit_code == 0
     assert "keep_tokens: keep.txt" in (place / "r.yaml").read_text()
     assert called("apply", "r.yaml", "m.onnx", "again.onnx").exit_code == 0

@@ -30,7 +30,7 @@ def test_a_report_is_written_as_a_page_and_as_json_alike(tmp_path: Path) -> None
             "compress",
             DIGITS.model,
             tmp_path / "o.onnx",
-            "--ratio=0.3",
+            "--unit-ratio=0.3",
             "--data",
             DIGITS.calibration,
             "--compensate",
@@ -49,7 +49,9 @@ def test_a_report_is_written_as_a_page_and_as_json_alike(tmp_path: Path) -> None
 
 def test_refusals_know_their_place(tmp_path: Path) -> None:
     data = tmp_path / "x.json"
-    succeeds("compress", DIGITS.model, tmp_path / "o.onnx", "--ratio=0.3", "--compensate", "none", "--report", data)
+    succeeds(
+        "compress", DIGITS.model, tmp_path / "o.onnx", "--unit-ratio=0.3", "--compensate", "none", "--report", data
+    )
     report = json.loads(data.read_text())
     nodes = len(onnx.load(DIGITS.model).graph.node)
     assert {r["node"]: r["position"] for r in report["refusals"]} == {"logits": nodes}
@@ -63,7 +65,7 @@ def test_curves_are_in_the_report_and_on_the_page(tmp_path: Path) -> None:
             "compress",
             DIGITS.model,
             tmp_path / "o.onnx",
-            "--ratio=0.3",
+            "--unit-ratio=0.3",
             "--data",
             DIGITS.calibration,
             "--compensate",
@@ -96,7 +98,7 @@ def test_nothing_to_compress_is_a_page_as_well(tmp_path: Path) -> None:
         "compress",
         str(model),
         str(tmp_path / "o.onnx"),
-        "--ratio=0.3",
+        "--unit-ratio=0.3",
         "--include",
         "nothing is called so",
         "--report",

@@ -36,7 +36,7 @@ def test_no_spelling_makes_code_of_data(text: str, trap: Path) -> None:
 def test_data_beside_a_recipe_is_found_from_elsewhere(folder: Path) -> None:
     recipe = folder / "r.yaml"
     words = ("--data", folder / "d.npz", "--save-recipe", recipe, "--held-out", 4)
-    assert run("compress", folder / "m.onnx", folder / "a.onnx", "--ratio=0.3", *words).exit_code == 0
+    assert run("compress", folder / "m.onnx", folder / "a.onnx", "--unit-ratio=0.3", *words).exit_code == 0
     assert "output" not in recipe.read_text()
     moved = folder / "moved"
     moved.mkdir()
@@ -62,7 +62,7 @@ def test_a_saved_recipe_leaves_out_what_lies_elsewhere(suffix: str, folder: Path
     assert "evil" not in text
     assert storage.read(place / f"r.{suffix}").named == {}
     told = run(
-        "compress", folder / "m.onnx", "--ratio=0.3", "--data", folder / "d.npz", "--save-recipe", place / "s.yaml"
+        "compress", folder / "m.onnx", "--unit-ratio=0.3", "--data", folder / "d.npz", "--save-recipe", place / "s.yaml"
     )
     assert "Note: s.yaml leaves out the data, which lies outside of the recipe's folder" in told.stderr
 
@@ -90,7 +90,7 @@ def test_a_pattern_of_a_recipe_ends(folder: Path, monkeypatch: pytest.MonkeyPatc
         told = refused("apply", folder / "r.yaml", folder / "m.onnx", "--data", folder / "d.npz", "--dry-run")
         assert "takes more than 0.2 seconds on the names of this model" in told
         assert time.monotonic() - started < 5
-    deep = run("compress", folder / "m.onnx", "--ratio=0.3", "--include", "(" * 5000 + ")" * 5000)
+    deep = run("compress", folder / "m.onnx", "--unit-ratio=0.3", "--include", "(" * 5000 + ")" * 5000)
     assert (deep.exit_code, "nested too deeply" in deep.stderr) == (2, True)
 
 

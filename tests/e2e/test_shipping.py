@@ -86,7 +86,7 @@ def test_narrow_then_quantise_then_compare(kind: str, resnet: Any, tmp_path: Pat
 def test_what_each_kind_writes(resnet: Any, tmp_path: Path) -> None:
     def written(kind: str, **choices: Any) -> Path:
         path = tmp_path / f"{kind}{len(choices)}.onnx"
-        common = {"data": resnet.calibration, "ratio": 0.3, "samples": 32, "compensate": "none", "check": False}
+        common = {"data": resnet.calibration, "unit_ratio": 0.3, "samples": 32, "compensate": "none", "check": False}
         onnxgrail.compress(resnet.model, path, quantize=kind, **common, **choices)
         return path
 
@@ -103,11 +103,11 @@ def test_what_each_kind_writes(resnet: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quantised_model_is_not_quantised_again(kind: str, resnet: Any, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"data": resnet.calibration, "ratio": 0.3, "samples": 16, "compensate": "none"}
+    common: dict[str, Any] = {"data": resnet.calibration, "unit_ratio": 0.3, "samples": 16, "compensate": "none"}
     onnxgrail.compress(resnet.model, tmp_path / "q.onnx", quantize=kind, check=False, **common)
     with pytest.raises(QuantisedError, match="already"):
         onnxgrail.compress(tmp_path / "q.onnx", quantize=kind, **common)
-    result = run("compress", tmp_path / "q.onnx", "--ratio=0.3", "--quantize", kind, "--data", resnet.calibration)
+    result = run("compress", tmp_path / "q.onnx", "--unit-ratio=0.3", "--quantize", kind, "--data", resnet.calibration)
     assert result.exit_code == 1
     assert said(result.stderr).count("\n") == 1
     assert not (tmp_path / "q.compressed.onnx").exists()
@@ -117,18 +117,18 @@ def test_a_quantised_model_is_not_quantised_again(kind: str, resnet: Any, tmp_pa
 def test_half_precision_is_not_made_integers(kind: str, resnet: Any, tmp_path: Path) -> None:
     """ONNX Runtime's tools would leave the weights, round activations, and make the file larger; or write one that
     does not load."""
-    common: dict[str, Any] = {"data": resnet.calibration, "ratio": 0.3, "samples": 16, "compensate": "none"}
+    common: dict[str, Any] = {"data": resnet.calibration, "unit_ratio": 0.3, "samples": 16, "compensate": "none"}
     onnxgrail.compress(resnet.model, tmp_path / "h.onnx", quantize="fp16", check=False, **common)
     with pytest.raises(QuantisedError, match="has half precision already"):
         onnxgrail.compress(tmp_path / "h.onnx", quantize=kind, dry_run=True, **common)
-    again = onnxgrail.compress(tmp_path / "h.onnx", dry_run=True, **{**common, "ratio": 0.5})
+    again = onnxgrail.compress(tmp_path / "h.onnx", dry_run=True, **{**common, "unit_ratio": 0.5})
     assert again.report.data["model"]["params_after"] < 0.8 * again.report.data["model"]["params_before"]
 
 
 def test_a_file_that_hardly_shrinks_is_told(resnet: Any) -> None:
     words: dict[str, Any] = {
         "data": resnet.calibration,
-        "ratio": 0.3,
+        "unit_ratio": 0.3,
         "samples": 16,
         "compensate": "none",
         "dry_run": True,
@@ -159,7 +159,7 @@ def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch:
         "compress",
         resnet.model,
         tmp_path / "o.onnx",
-        "--ratio=0.3",
+        "--unit-ratio=0.3",
         "--data",
         resnet.calibration,
         "--quantize",
@@ -193,9 +193,9 @@ def test_a_model_that_folds_to_constants_has_nothing_to_quantise(tmp_path: Path)
 
 def test_what_cannot_be_quantised(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="quantize has no 'int3'"):
-        onnxgrail.compress(nets.mlp(), data=nets.vectors(), quantize="int3", ratio=0.3)
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), quantize="int3", unit_ratio=0.3)
     with pytest.raises(UsageError, match="--strict needs --target"):
-        onnxgrail.compress(nets.mlp(), data=nets.vectors(), strict=True, ratio=0.3)
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), strict=True, unit_ratio=0.3)
 
 
 # ------------------------------------------------------------------------------------------------------------ simplify
@@ -205,7 +205,7 @@ def test_simplify_without_onnxslim(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "onnxslim" else real(name))
     with pytest.raises(MissingExtraError, match=r"onnxgrail\[simplify\]"):
-        onnxgrail.compress(nets.mlp(), data=nets.vectors(), simplify=True, ratio=0.3)
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), simplify=True, unit_ratio=0.3)
 
 
 def test_a_simplified_graph_that_does_not_load_is_not_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_simplified_graph_that_does_not_load_is_not_written(monkeypatch: pytes
 
     monkeypatch.setattr(onnxslim, "slim", broken)
     with pytest.raises(ModelError, match=r"--simplify: onnxslim failed: .* Leave out --simplify"):
-        onnxgrail.compress(nets.mlp(), tmp_path / "o.onnx", data=nets.vectors(), simplify=True, ratio=0.3)
+        onnxgrail.compress(nets.mlp(), tmp_path / "o.onnx", data=nets.vectors(), simplify=True, unit_ratio=0.3)
     assert not list(tmp_path.iterdir())
 
 
@@ -241,7 +241,7 @@ def test_simplified_graphs_compute_the_same(tmp_path: Path) -> None:
 
 
 def test_a_target_says_what_it_refuses(resnet: Any, tmp_path: Path) -> None:
-    words = ("compress", resnet.model, tmp_path / "o.onnx", "--data", resnet.calibration, "--ratio", 0.3)
+    words = ("compress", resnet.model, tmp_path / "o.onnx", "--data", resnet.calibration, "--unit-ratio", 0.3)
     words += ("--target", "tensorrt", "--samples", 16, "--compensate", "none")
     result = run(*words, "--strict")
     assert result.exit_code == 0, result.output

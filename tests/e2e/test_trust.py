@@ -61,15 +61,15 @@ def refused(*words: object) -> str:
 @line("options, and the outputs")
 def test_outputs_are_where_options_say(trap: Path) -> None:
     before = listing(trap)
-    assert run("compress", "m.onnx", "o.onnx", "--ratio=0.3", "--data", "d.npz").exit_code == 0
+    assert run("compress", "m.onnx", "o.onnx", "--unit-ratio=0.3", "--data", "d.npz").exit_code == 0
     assert listing(trap) - before == {"o.onnx"}
-    again = run("compress", "m.onnx", "o.onnx", "--ratio=0.3", "--data", "d.npz")
+    again = run("compress", "m.onnx", "o.onnx", "--unit-ratio=0.3", "--data", "d.npz")
     assert "--force" in again.stderr
 
 
 @line("`--data file.py:function`")
 def test_code_runs_where_the_command_names_it(trap: Path) -> None:
-    assert run("compress", "m.onnx", "--ratio=0.3", "--data", "evil.py:f", "--dry-run").exit_code == 0
+    assert run("compress", "m.onnx", "--unit-ratio=0.3", "--data", "evil.py:f", "--dry-run").exit_code == 0
     assert ran(trap)
     (trap / "RAN").rmdir()
     onnxgrail.apply({"ratio": 0.5}, "m.onnx", data="d.npz", held_out="evil.py:f", dry_run=True)
@@ -90,7 +90,7 @@ def test_export_runs_what_it_names(trap: Path) -> None:
 def test_a_plugin_is_imported_where_the_command_names_it(trap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(trap, "stranger", {"onnxgrail.selectors": {"evil": "evil:f"}, "onnxgrail.compensators": {"bad": "evil:f"}})
     monkeypatch.syspath_prepend(trap)
-    assert run("compress", "m.onnx", "--ratio=0.3", "--dry-run").exit_code == 0
+    assert run("compress", "m.onnx", "--unit-ratio=0.3", "--dry-run").exit_code == 0
     for text, option in (("selector: evil", "--selector evil"), ("compensate: bad", "--compensate bad")):
         (trap / "r.yaml").write_text(text)
         assert f"of another package, and no recipe loads plug-ins. If you trust it, give {option}" in refused(
@@ -110,7 +110,7 @@ def test_a_plugin_is_imported_where_the_command_names_it(trap: Path, monkeypatch
 def test_rules_are_imported_for_the_ops_of_a_model(trap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(trap, "stranger", {"onnxgrail.ops": {"com.example.Twice": "evil", "com.example.Lost": "nowhere"}})
     monkeypatch.syspath_prepend(trap)
-    assert run("compress", "m.onnx", "--ratio=0.3", "--dry-run").exit_code == 0
+    assert run("compress", "m.onnx", "--unit-ratio=0.3", "--dry-run").exit_code == 0
     model = onnx.load("m.onnx")
     model.metadata_props.add(key="onnxgrail.ops", value="evil")
     onnx.save(model, "named.onnx")
@@ -150,7 +150,7 @@ def test_checkpoints_are_held_to_numbers() -> None:
 @line("other processes")
 def test_one_process_listens_to_nobody(trap: Path) -> None:
     code = "import sys; sys.addaudithook(lambda e, a: e.startswith('socket.') and print(e, a)); "
-    code += "from onnxgrail.cli import main; main(['compress', 'm.onnx', '--ratio=0.3', '--dry-run', '-q'])"
+    code += "from onnxgrail.cli import main; main(['compress', 'm.onnx', '--unit-ratio=0.3', '--dry-run', '-q'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
@@ -199,7 +199,7 @@ def test_reports_and_models_name_no_files(trap: Path) -> None:
     models = {}
     for key in (*trust.PLACES, "output"):
         model = nets.mlp()
-        note = [{"command": "compress", "recipe": {"ratio": 0.3, key: "evil.py:f"}}]
+        note = [{"command": "compress", "recipe": {"unit_ratio": 0.3, key: "evil.py:f"}}]
         model.metadata_props.add(key=storage.KEY, value=json.dumps(note))
         models[key] = trap / f"{key}.onnx"
         onnx.save(model, models[key])
@@ -236,7 +236,7 @@ def test_a_model_reads_nothing_outside_of_its_folder(trap: Path) -> None:
         for tensor in model.graph.initializer:
             next(entry for entry in tensor.external_data if entry.key == "location").value = name
         (place / "m.onnx").write_bytes(model.SerializeToString())
-        told = run("compress", place / "m.onnx", place / "o.onnx", "--ratio=0.3")
+        told = run("compress", place / "m.onnx", place / "o.onnx", "--unit-ratio=0.3")
         assert (told.exit_code, told.stderr.count("\n")) == (1, 1), told.output
         assert not (place / "o.onnx").exists()
 
@@ -251,13 +251,16 @@ class Bomb:
 @line("`--stats` files")
 def test_statistics_are_no_pickles(trap: Path) -> None:
     assert (
-        run("compress", "m.onnx", "--ratio=0.3", "--save-stats", "s.npz", "--data", "d.npz", "--dry-run").exit_code == 0
+        run("compress", "m.onnx", "--unit-ratio=0.3", "--save-stats", "s.npz", "--data", "d.npz", "--dry-run").exit_code
+        == 0
     )
     with np.load("s.npz") as file:
         arrays = dict(file)
     name = next(iter(arrays))
     np.savez("s.npz", **{**arrays, name: np.array([Bomb()], dtype=object)}, allow_pickle=True)
-    assert run("compress", "m.onnx", "--ratio=0.3", "--stats", "s.npz", "--data", "d.npz", "--dry-run").exit_code == 1
+    assert (
+        run("compress", "m.onnx", "--unit-ratio=0.3", "--stats", "s.npz", "--data", "d.npz", "--dry-run").exit_code == 1
+    )
     assert not ran(trap)
 
 
@@ -270,7 +273,7 @@ def test_data_are_no_pickles(name: str, trap: Path) -> None:
     else:
         np.save(name, bombs, allow_pickle=True)
     with pytest.raises(DataError):
-        onnxgrail.compress("m.onnx", data=name, dry_run=True, ratio=0.3)
+        onnxgrail.compress("m.onnx", data=name, dry_run=True, unit_ratio=0.3)
     assert not ran(trap)
 
 
@@ -281,17 +284,17 @@ def test_a_tokenizer_is_no_code(trap: Path) -> None:
     (trap / "t.txt").write_text("some text\n" * 9)
     for name, text in (("evil.py:f", EVIL), ("evil.py", EVIL), ("t.json", "{}")):
         (trap / name).write_text(text)
-        told = run("compress", "t.onnx", "--ratio=0.3", "--data", "t.txt", "--tokenizer", name, "--dry-run")
+        told = run("compress", "t.onnx", "--unit-ratio=0.3", "--data", "t.txt", "--tokenizer", name, "--dry-run")
         assert (told.exit_code, told.stderr.count("\n")) == (1, 1), told.output
     assert not ran(trap)
 
 
 @line("`--resume` folders")
 def test_a_resume_folder_is_this_runs_own(trap: Path) -> None:
-    words = ("compress", "m.onnx", "o.onnx", "--ratio=0.3", "--data", "d.npz", "--resume", "kept")
+    words = ("compress", "m.onnx", "o.onnx", "--unit-ratio=0.3", "--data", "d.npz", "--resume", "kept")
     assert run(*words).exit_code == 0
     assert run(*words).exit_code == 0  # its own output
-    other = run(*words, "--ratio", 0.5)
+    other = run(*words, "--unit-ratio", 0.5)
     assert "belongs to another run" in other.stderr
     step = next((trap / "kept" / "steps").iterdir())
     np.savez(step, head=np.array([Bomb()], dtype=object))
@@ -302,7 +305,7 @@ def test_a_resume_folder_is_this_runs_own(trap: Path) -> None:
         away.rename(trap / "away")
         away.symlink_to(trap / "away")
         with pytest.raises(OutputError, match="is a link"):
-            onnxgrail.compress("m.onnx", "o.onnx", data="d.npz", resume="kept", ratio=0.3)
+            onnxgrail.compress("m.onnx", "o.onnx", data="d.npz", resume="kept", unit_ratio=0.3)
         away.unlink()
         (trap / "away").rename(away)
 

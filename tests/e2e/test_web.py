@@ -42,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
     (folder / "node_modules").mkdir()
     (folder / "node_modules" / "onnxruntime-web").symlink_to(Path(package).resolve())
     for name, kind in (("half.onnx", "none"), ("half.int8.onnx", "int8")):
-        onnxgrail.compress(DIGITS.model, folder / name, ratio=0.5, quantize=kind, data=DIGITS.calibration)
+        onnxgrail.compress(DIGITS.model, folder / name, unit_ratio=0.5, quantize=kind, data=DIGITS.calibration)
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield folder, f"http://127.0.0.1:{server.server_port}"

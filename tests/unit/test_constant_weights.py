@@ -38,7 +38,7 @@ def small(model: ir.Model | bytes, data: Any, folder: Path, **options: Any) -> t
 
 
 @pytest.mark.parametrize(
-    "options", [{"ratio": 0, "quantize": "int4"}, {"ratio": 0.3, "quantize": "int4"}, {"target_size": "25%"}]
+    "options", [{"ratio": 0, "quantize": "int4"}, {"unit_ratio": 0.3, "quantize": "int4"}, {"target_size": "25%"}]
 )
 def test_weights_in_nodes(options: dict[str, Any], tmp_path: Path) -> None:
     whole, _, _ = small(net(nodes=True), {"x": IMAGES}, tmp_path, ratio=0)
@@ -62,7 +62,7 @@ def policy(shape: str) -> ir.Model:
 
 
 def test_matrices_that_multiply_vectors_are_fitted(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"ratio": 0.3, "compensate": "best"}
+    options: dict[str, Any] = {"unit_ratio": 0.3, "compensate": "best"}
     _, report, slim = small(policy("16"), ROWS, tmp_path, **options)
     rows = [{"x": feed["x"][None]} for feed in ROWS]
     _, others, same = small(policy("1,16"), rows, tmp_path, **options)

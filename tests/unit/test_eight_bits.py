@@ -242,14 +242,14 @@ def test_a_conversion_that_changes_outputs_is_refused(monkeypatch: pytest.Monkey
     other = tiny(SIGNATURE, BODY, WEIGHTS, opset=13, seed=1)
     monkeypatch.setattr(form, "raised", lambda *_: other)
     with pytest.raises(ModelError, match="its outputs change when it is converted"):
-        onnxgrail.compress(model, data=FEED, quantize="int8", ratio=0.3)
+        onnxgrail.compress(model, data=FEED, quantize="int8", unit_ratio=0.3)
     monkeypatch.undo()
     proto = onnx.ModelProto.FromString(model.SerializeToString())
     monkeypatch.setattr(
         "onnxgrail.graph.io.opset.convert_version", lambda *_: (_ for _ in ()).throw(RuntimeError("no"))
     )
     with pytest.raises(ModelError, match="has opset 12 and cannot be converted to 13: no"):
-        onnxgrail.compress(proto, data=FEED, quantize="int8", ratio=0.3)
+        onnxgrail.compress(proto, data=FEED, quantize="int8", unit_ratio=0.3)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int8-dynamic"])
