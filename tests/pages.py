@@ -135,11 +135,16 @@ def shell(block: Example, where: str) -> str:
     for words in lines:
         assert words[0] == "onnxgrail", f"{where}: only onnxgrail can be run here: {shlex.join(words)}"
         brief = BRIEF if block.mark == "<!-- run: torch -->" and "grasp" not in words else []
-        done = CliRunner().invoke(main, [*words[1:], *brief])
+        done = CliRunner().invoke(main, [*words[1:], *brief, *short_times(words)])
         wanted = int(code[1]) if code and words is lines[-1] else 0
         assert done.exit_code == wanted, f"{where}: {shlex.join(words)}\n{done.stdout}\n{done.stderr}"
         printed = done.stdout
     return printed
+
+
+def short_times(words: Sequence[str]) -> list[str]:
+    """Return options that let a command measure for a short time: what is tested is that it runs."""
+    return ["--seconds", "0.2"] if "--seconds" in words else []
 
 
 def words_of(text: str, mark: str) -> list[str]:

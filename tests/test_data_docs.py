@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from onnxgrail.calibration.feeds.kinds import KINDS
 from onnxgrail.cli import main
 from tests.e2e import test_data_kinds as made
+from tests.shorter import short
 from tests.unit import samples
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,8 +26,8 @@ BLOCKS = re.findall(r"^<!-- run -->\n```bash\n(.*?)^```$", PAGE, re.DOTALL | re.
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files that the page speaks of."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(made.MODEL["digits_vit"], "image.onnx")
-    shutil.copy(made.MODEL["char_llama"], "text.onnx")
+    Path("image.onnx").write_bytes(short("digits_vit"))
+    Path("text.onnx").write_bytes(short("char_llama"))
     shutil.copy(ROOT / "models" / "data" / "digits_vit.heldout.npz", "image.heldout.npz")
     images = made.calibration("digits_vit", 8)["images"]
     Path("arrays").mkdir()
@@ -56,7 +57,7 @@ def test_commands(block: str, folder: Path) -> None:
         program, command, *words = shlex.split(line)
         assert program == "onnxgrail"
         # The cheapest fit: what is tested is the way of the data.
-        cheap = ["--blocks", "mlp", "--compensate", "grail"] if command == "compress" else []
+        cheap = ["--blocks", "mlp", "--compensate", "grail", "--allocate", "uniform"] if command == "compress" else []
         result = CliRunner().invoke(main, [command, *words, *cheap])
         assert result.exit_code == 0, f"{line}\n{result.stderr}"
 

@@ -21,7 +21,7 @@ import pytest
 
 from bench import few_bits, one_budget, shipping
 from tests.command import run
-from tests.pages import SAMPLES, small
+from tests.pages import SAMPLES, short_times, small
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_readme_shows_commands_and_the_library() -> None:
 def test_commands(code: str) -> None:
     for words in commands(code):
         assert words[0] == "onnxgrail", f"only onnxgrail commands can be run here: {shlex.join(words)}"
-        done = run(*words[1:])
+        done = run(*words[1:], *short_times(words))
         assert done.exit_code == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
 
 
@@ -104,7 +104,7 @@ def test_commands_of_deploy_md(folder: Path) -> None:
     assert blocks
     for words in [words for block in blocks for words in commands(block.code)]:
         assert words[0] == "onnxgrail", f"only onnxgrail commands can be run here: {shlex.join(words)}"
-        done = run(*words[1:])
+        done = run(*words[1:], *short_times(words))
         assert done.exit_code == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
     assert (folder / "again.onnx").read_bytes() == (folder / "small.onnx").read_bytes()
 

@@ -18,6 +18,7 @@ from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.cli import main
 from onnxgrail.core import Feed
 from onnxgrail.graph.io.serial import to_bytes
+from tests.shorter import shorter
 from tests.tiny import tiny
 
 from . import nets
@@ -61,7 +62,7 @@ def shown(value: float) -> str:
 
 def test_each_step_of_the_page_tells_accuracy_and_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    digits = models.load("digits_resnet")
+    digits = shorter("digits_resnet", tmp_path)
     places = {"model.onnx": digits.model, "calib.npz": digits.calibration, "heldout.npz": digits.heldout}
     section = PAGE.split("## Quantize", 1)[1]
     block = re.search(r"```bash\n(.*?)```", section, re.DOTALL)
@@ -71,7 +72,7 @@ def test_each_step_of_the_page_tells_accuracy_and_latency(tmp_path: Path, monkey
     texts = []
     for line in lines:
         words = [places.get(word, word) for word in line.split()[1:]]
-        done = run(*words, *(["--effort", "fast"] if words[0] == "compress" else []))
+        done = run(*words, *(["--samples", "96", "--allocate", "uniform"] if words[0] == "compress" else []))
         assert done.exit_code == 0, done.output
         assert "Latency of one sample" in done.stdout
         texts.append(done.stdout)
