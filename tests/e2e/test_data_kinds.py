@@ -106,7 +106,7 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[str]], int]] = {
 
 def compress(model: str, *words: str) -> Result:
     # What is tested is the way of the data: the cheapest fit will do.
-    cheap = ["--compensate", "grail", "--blocks", "mlp,conv"]
+    cheap = ["--compensate", "grail", "--blocks", "mlp,conv", "--allocate", "uniform"]
     return CliRunner().invoke(main, ["compress", MODEL[model], "o.onnx", "--ratio=0.3", "--json", *cheap, *words])
 
 

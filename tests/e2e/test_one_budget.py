@@ -243,7 +243,7 @@ def test_a_small_loss_leaves_widths_if_bits_alone_cost_less(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("only", [{}, {"only_bits": True}])
 def test_a_loss_decides_bits_of_convolutions(only: dict[str, Any], tmp_path: Path) -> None:
-    target, report = images(tmp_path, "l.onnx", max_loss="1%", minimize="size", samples=160, **only)
+    target, report = images(tmp_path, "l.onnx", max_loss="1%", minimize="size", samples=96, **only)
     search = report["allocation"]["search"]
     assert search["tried"][search["chosen"]]["loss"]["bound"] <= 0.01
     assert target.stat().st_size < (0.3 if only else 0.2) * (tmp_path / "short_digits_resnet.onnx").stat().st_size

@@ -170,7 +170,7 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, str, 
     model = tmp_path_factory.mktemp("half") / "half.onnx"
     model.write_bytes(small("digits_resnet"))
     data = models.load("digits_resnet").calibration
-    command = Command(model=model, data=data, options=("--samples", "64", "--no-check", "--ratio", "0.3"))
+    command = Command(model=model, data=data, options=("--samples", "24", "--no-check", "--ratio", "0.3"))
     return command, *unkilled(command)
 
 

@@ -93,6 +93,6 @@ def test_targets_hold_where_a_bias_is_narrowed_for_many_layers(goal: str, share:
 
 
 def test_sizes_are_used_up_where_biases_are_shared(shared: Path) -> None:
-    for share in range(25, 60, 5):
+    for share in range(25, 60, 10):
         size, report = small(shared, target_size=f"{share}%")
         assert size <= report["model"]["budget"]["limit"]

@@ -14,7 +14,7 @@ from onnxgrail.errors import UsageError
 
 from .test_shared_biases import saved, small
 
-DEPTH, WIDTH = 6, 32
+DEPTH, WIDTH = 4, 32
 
 
 @pytest.fixture(scope="module")
