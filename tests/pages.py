@@ -110,7 +110,7 @@ def furnish(folder: Path, blocks: Sequence[Example] = ()) -> None:
 def run(blocks: list[Example]) -> int:
     """Run the marked blocks one after another in the current folder; how many were run."""
     printed, count = "", 0
-    for block in blocks:
+    for number, block in enumerate(blocks):
         where = f"line {block.line}"
         if block.mark == "<!-- run: torch -->" and importlib.util.find_spec("torch") is None:
             continue
@@ -121,12 +121,18 @@ def run(blocks: list[Example]) -> int:
             if block.language == "python":
                 exec(compile(block.code, where, "exec"), {"__name__": "__main__"})
             else:
-                printed = shell(block, where)
+                printed = shell(block, where, untold(blocks, number))
     return count
 
 
-def shell(block: Example, where: str) -> str:
-    """Run the commands of one block; what the last one prints."""
+def untold(blocks: Sequence[Example], number: int) -> list[str]:
+    """Return options of a short search for a block without output on a page with whole models, which shows others."""
+    told = [one.mark.startswith("<!-- output") for one in blocks]
+    return ["--effort", "fast"] if any(told) and not any(told[number + 1 : number + 2]) else []
+
+
+def shell(block: Example, where: str, short: Sequence[str] = ()) -> str:
+    """Run the commands of one block; what the last one prints.  Compressions take the options `short`, too."""
     from onnxgrail.cli import main
 
     code = re.search(r"exit (\d)", block.mark)
@@ -135,7 +141,8 @@ def shell(block: Example, where: str) -> str:
     for words in lines:
         assert words[0] == "onnxgrail", f"{where}: only onnxgrail can be run here: {shlex.join(words)}"
         brief = BRIEF if block.mark == "<!-- run: torch -->" and "grasp" not in words else []
-        done = CliRunner().invoke(main, [*words[1:], *brief, *short_times(words)])
+        search = short if words[1] == "compress" and "--effort" not in words else []
+        done = CliRunner().invoke(main, [*words[1:], *brief, *search, *short_times(words)])
         wanted = int(code[1]) if code and words is lines[-1] else 0
         assert done.exit_code == wanted, f"{where}: {shlex.join(words)}\n{done.stdout}\n{done.stderr}"
         printed = done.stdout
