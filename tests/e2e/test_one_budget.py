@@ -88,8 +88,7 @@ def test_a_dry_run_predicts_the_file(wide: Path, size: str, choices: dict[str, A
 def test_a_convolution_becomes_two_in_few_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both parts have the bits that were chosen for one, and lose less than narrower blocks do; that is compared."""
     resnet, kinds = shorter("digits_resnet", tmp_path), tuple(kind for kind in KINDS if kind != "rank")
-    lost: list[float] = []
-    ways: list[int] = []
+    lost, ways = list[float](), list[int]()
     real = measuring.together_near
 
     def counted(*given: Any) -> Any:
@@ -171,9 +170,8 @@ def test_a_loss_limits_bits_and_widths_together(wide: Path) -> None:
 
 
 def images(path: Path, out: str, **choices: Any) -> tuple[Path, dict[str, Any]]:
-    resnet, target = shorter("digits_resnet", path), path / out
-    given = {"data": resnet.calibration, "compensate": "grail", "force": True, **choices}
-    return target, onnxgrail.compress(resnet.model, target, **given).report.data
+    given = {"data": RESNET.calibration, "compensate": "grail", "force": True, **choices}
+    return path / out, onnxgrail.compress(shorter("digits_resnet", path).model, path / out, **given).report.data
 
 
 def right(path: Path) -> float:
@@ -184,8 +182,7 @@ def right(path: Path) -> float:
 def test_convolutions_get_fewer_bits_before_fewer_channels(tmp_path: Path) -> None:
     found, report = images(tmp_path, "both.onnx", target_size="30%")
     narrow, _ = images(tmp_path, "widths.onnx", target_size="30%", only_widths=True)
-    model = shorter("digits_resnet", tmp_path).model
-    limit = 0.3 * model.stat().st_size
+    limit = 0.3 * (model := shorter("digits_resnet", tmp_path).model).stat().st_size
     assert found.stat().st_size == report["model"]["bytes_after"] <= limit
     assert narrow.stat().st_size <= limit
     assert right(found) >= DENSE - 0.0025
