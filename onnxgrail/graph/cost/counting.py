@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrail.core import Bools, Ints
 from onnxgrail.graph.attributes import integer, name_of, names_of
 from onnxgrail.graph.rotate.marked import is_cached
+from onnxgrail.graph.stored.find import scales_of
 from onnxgrail.graph.stored.looked_up import EACH, lookups_of
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.labels import narrowed_shape
@@ -33,20 +34,22 @@ READERS = PRODUCTS | {"BatchNormalization"}
 
 
 def parameters(model: ir.Model) -> int:
-    """Count the elements of all floating-point or quantized weights; integers that hold shapes do not count.
+    """Count the elements of all floating-point or quantized weights.
 
-    Weights in bodies of If, Loop and Scan count.  A weight may also be the value of a `Constant` node; single numbers
-    in such nodes belong to formulas and do not count.  Packed weights and weights that a `ConstantOfShape` fills count
-    with the size that the reading node computes with.
+    Integers that hold shapes do not count, nor do scales and zero points of quantized numbers.  Weights in bodies
+    of If, Loop and Scan count.  A weight may also be the value of a `Constant` node; single numbers in such nodes
+    belong to formulas and do not count.  Packed weights and weights that a `ConstantOfShape` fills count with the size
+    that the reading node computes with.
     """
     return sum(_parameters(graph) for graph in model.graphs())
 
 
 def _parameters(graph: ir.Graph) -> int:
     """Count the parameters of one graph, without the bodies of its nodes."""
-    stored = [v.const_value for v in graph.initializers.values() if v.const_value is not None]
-    written = (node.attributes.get("value") for node in graph if node.op_type == "Constant")
-    spelled = (a.as_tensor() for a in written if a is not None and a.type == ir.AttributeType.TENSOR)
+    scales = scales_of(graph)
+    stored = [v.const_value for v in graph.initializers.values() if v.const_value is not None and v not in scales]
+    written = [n for n in graph if n.op_type == "Constant" and "value" in n.attributes and n.outputs[0] not in scales]
+    spelled = (node.attributes["value"].as_tensor() for node in written)
     weights = [*stored, *(tensor for tensor in spelled if tensor.size > 1)]
     return sum(int(tensor.size) for tensor in weights if is_weight(tensor.dtype)) + _filled(graph) + _packed(graph)
 

@@ -80,7 +80,7 @@ def _picks(form: Form, fitted: set[str]) -> bool:
 
 def _bytes(form: Form) -> int:
     if form.stored is not None:
-        return form.stored.count(form.shape)[1]
+        return form.stored.nbytes(form.shape)
     spread = form.spread
     sizes = form.shape if spread is None else [len(dim.units) for dim in spread.dims if not dim.repeated]
     return math.prod(sizes) * form.bits // 8
@@ -195,7 +195,7 @@ def _leaf(value: ir.Value, facts: Facts) -> _Leaf | None:
     name, node = value.name or "", value.producer()
     stored = facts.stored.get(name)
     if stored is not None:
-        return _Leaf(value, *stored.count(stored.shape))
+        return _Leaf(value, math.prod(stored.shape), stored.nbytes(stored.shape))
     if node is None:
         tensor = value.const_value
         count = 0 if tensor is None else int(tensor.size)

@@ -11,12 +11,12 @@ import onnx_ir as ir
 
 from onnxgrail.graph.attributes import integer, integers, maker_of, name_of, numbers_of
 from onnxgrail.graph.stored.integers import Stored
-from onnxgrail.graph.stored.looked_up import LookedUp, lookups_of
+from onnxgrail.graph.stored.looked_up import LookedUp, is_pairs, lookups_of
 from onnxgrail.graph.stored.packed import BITS, BYTE, Packed
 from onnxgrail.graph.stored.scaled import Scaled
 from onnxgrail.graph.stored.stack import Stack
 from onnxgrail.graph.stored.turned import Turned
-from onnxgrail.graph.trace.mixture import mixture_of
+from onnxgrail.graph.trace.mixture import STACKS, mixture_of
 
 MOVES = frozenset(
     {
@@ -33,6 +33,21 @@ MOVES = frozenset(
     }
 )  # ops that can produce or pass on integers of any bit width
 CODES = (ir.DataType.INT8, ir.DataType.UINT8)
+ALONE = "AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"  # QLinear operators with one operand
+SCALES: Mapping[str, Collection[int]] = {
+    "QuantizeLinear": (1, 2),
+    "DequantizeLinear": (1, 2),
+    "MatMulNBits": (2, 3, 4),
+    "GatherBlockQuantized": (2, 3),
+    "DynamicQuantizeMatMul": (2, 3),
+    "MatMulIntegerToFloat": (2, 3, 4, 5),
+    "MatMulInteger": (2, 3),
+    "ConvInteger": (2, 3),
+    "QMoE": [place for matrix in STACKS["QMoE"] for place in (matrix.scale, matrix.zero)],
+    "QGemm": (1, 2, 4, 5, 7, 8),
+    **dict.fromkeys((f"QLinear{name}" for name in ALONE), (1, 2, 3, 4)),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QLinearAdd", "QLinearMul"), (1, 2, 4, 5, 6, 7)),
+}  # inputs that are scales or zero points
 SMALL = frozenset(int(k) for k in ir.DataType if k.name.endswith(("INT2", "INT4", "FLOAT4E2M1")))
 
 
@@ -104,6 +119,19 @@ def parts_of(node: ir.Node) -> tuple[ir.Value | None, ...]:
     wide = [axis for axis, size in enumerate(scales) if size > 1]
     fits = len(scales) == len(sizes) and len(wide) < 2 and all(scales[axis] == sizes[axis] for axis in wide)
     return (codes, scale) if fits else ()
+
+
+def scales_of(graph: ir.Graph) -> set[ir.Value]:
+    """Return the constants by which nodes of a graph read quantized numbers: scales, zero points, tables of codes."""
+    held = ((value, value.const_value) for value in graph.initializers.values())
+    found: set[ir.Value | None] = {value for value, tensor in held if tensor is not None and is_pairs(tensor)}
+    for node in graph:
+        found.update(value for place, value in enumerate(node.inputs) if place in SCALES.get(node.op_type, ()))
+        found.update(parts_of(node)[1:])
+        makers = [maker_of(node, place) for place in range(len(node.inputs))] if node.op_type == "Mul" else []
+        if any(maker is not None and maker.op_type == "DynamicQuantizeLinear" for maker in makers):
+            found.update(node.inputs)  # scales of both operands of a product of integers
+    return {value for value in found if value is not None}
 
 
 def below_a_byte(model: ir.Model) -> frozenset[str]:

@@ -73,8 +73,8 @@ class Stored(Protocol):
     def block(self, axis: int) -> int:
         """Return how many neighbors along an axis share a scale and are removed together; 1 if there is no block."""
 
-    def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Count the numbers and bytes, with scales and zero points, of an array of this shape stored the same way."""
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Count the bytes, with scales and zero points, of an array of this shape stored the same way."""
 
     def decode(self, load: Load) -> Array:
         """Dequantize to the float array."""

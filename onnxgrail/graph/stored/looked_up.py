@@ -72,7 +72,8 @@ def pairs_of_a_byte() -> Array:
 
 def is_pairs(tensor: ir.TensorProtocol) -> bool:
     """Return True for the table of the pairs in a byte, which is no embedding."""
-    return tensor.dtype == ir.DataType.FLOAT and np.array_equal(tensor.numpy(), pairs_of_a_byte())
+    alike = tensor.dtype == ir.DataType.FLOAT and tensor.size == EACH * 2**BYTE
+    return alike and np.array_equal(tensor.numpy(), pairs_of_a_byte())
 
 
 def _maker(node: ir.Node | None, slot: int, op: str, made_by: str) -> ir.Node | None:
@@ -115,12 +116,11 @@ class LookedUp:
         """Return how many neighbors share a byte; see `Stored.block`."""
         return EACH if axis == 1 and math.prod(self.shape[2:]) % EACH else 1
 
-    def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Count numbers and bytes; see `Stored.count`.  All scales of an output stay."""
-        numbers, scales, row = math.prod(shape), shape[0] * self.blocks, math.prod(shape[1:]) // EACH
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Count the bytes; see `Stored.nbytes`.  All scales of an output stay."""
+        scales, row = shape[0] * self.blocks, math.prod(shape[1:]) // EACH
         named = row if self.places or row < self.row else 0
-        beside = scales * self.dtype.itemsize + named * self._kind().itemsize
-        return numbers + scales + named, numbers // EACH + beside
+        return math.prod(shape) // EACH + scales * self.dtype.itemsize + named * self._kind().itemsize
 
     def _kind(self) -> np.dtype[Any]:
         return np.min_scalar_type(self.blocks - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,14 +39,14 @@ class Packed:
         """Return the block size along an axis; see `Stored.block`."""
         return self.size if axis == 1 else 1
 
-    def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Count numbers and bytes; see `Stored.count`.  Padded zero points count as the bytes they are packed into."""
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Count the bytes; see `Stored.nbytes`."""
         rows, blocks = shape[0], -(-shape[1] // self.size)
-        numbers, scales = math.prod(shape), rows * blocks
+        scales = rows * blocks
         zeros = scales if self.fractions else rows * -(-blocks * self.bits // BYTE) if self.zero else 0
         packed = scales * self.size * self.bits // BYTE
         floats = scales + zeros if self.fractions else scales
-        return numbers + scales + zeros, packed + floats * self.dtype.itemsize + (0 if self.fractions else zeros)
+        return packed + floats * self.dtype.itemsize + (0 if self.fractions else zeros)
 
     def decode(self, load: Load) -> Array:
         """Dequantize; see `Stored.decode`."""

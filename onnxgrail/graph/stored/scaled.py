@@ -36,16 +36,15 @@ class Scaled:
         """Return the block size along an axis; see `Stored.block`."""
         return self.size if self.size and axis == self.axis else 1
 
-    def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Count numbers and bytes; see `Stored.count`."""
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Count the bytes; see `Stored.nbytes`."""
         numbers, scales = math.prod(shape), 1
         if self.size:
             scales = math.prod(-(-n // self.size) if a == self.axis else n for a, n in enumerate(shape))
         elif self.per_axis:
             scales = shape[self.axis]
         zeros = scales if self.zero else 0
-        beside = scales * self.dtype.itemsize + zeros * self.bits // BYTE
-        return numbers + scales + zeros, numbers * self.bits // BYTE + beside
+        return numbers * self.bits // BYTE + scales * self.dtype.itemsize + zeros * self.bits // BYTE
 
     def decode(self, load: Load) -> Array:
         """Dequantize; see `Stored.decode`."""

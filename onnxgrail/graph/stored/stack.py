@@ -35,13 +35,13 @@ class Stack:
         """Return the block size along an axis, see `Stored.block`: a scale block or one byte along the last axis."""
         return (self.size or BYTE // self.bits) if axis == 2 else 1
 
-    def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Count numbers and bytes; see `Stored.count`.  Zero points count as the bytes they are packed into."""
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Count the bytes; see `Stored.nbytes`."""
         numbers, rows, blocks = math.prod(shape), math.prod(shape[:2]), -(-shape[2] // (self.size or shape[2]))
         packed = rows * -(-blocks * self.bits // BYTE) if self.size else shape[0] * -(-shape[1] * self.bits // BYTE)
         zeros = packed if self.zero else 0
         beside = rows * blocks * self.dtype.itemsize + zeros
-        return numbers + rows * blocks + zeros, numbers * self.bits // BYTE + beside
+        return numbers * self.bits // BYTE + beside
 
     def decode(self, load: Load) -> Array:
         """Dequantize; see `Stored.decode`."""

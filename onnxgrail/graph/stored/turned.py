@@ -43,9 +43,9 @@ class Turned:
         """Return the block size along an axis; see `Stored.block`."""
         return self.inside.block(self.axes[axis])
 
-    def count(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Count numbers and bytes; see `Stored.count`."""
-        return self.inside.count([shape[a] for a in np.argsort(self.axes)])
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Count the bytes; see `Stored.nbytes`."""
+        return self.inside.nbytes([shape[a] for a in np.argsort(self.axes)])
 
     def decode(self, load: Load) -> Array:
         """Dequantize; see `Stored.decode`."""

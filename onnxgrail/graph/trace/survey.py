@@ -81,7 +81,7 @@ class Form:
         """Count the parameters and bytes that are stored without the dead units."""
         shape = self.operand.left(self.shape, dead)
         if self.stored is not None:
-            return self.stored.count(shape)
+            return math.prod(shape), self.stored.nbytes(shape)
         numbers = math.prod(shape) if self.spread is None else self.spread.left(dead)
         return numbers * self.counted, numbers * self.bits // 8
 
