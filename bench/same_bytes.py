@@ -155,13 +155,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
     found = digests(given.zoo, given.workers)
+    ran = {"commands": len(found), "left out without torch": [] if TORCH else sorted(NEEDS_TORCH)}
     if given.verb == "keep":
         given.file.write_text(json.dumps(found, indent=1) + "\n")
-        print(json.dumps({"commands": len(found), "errors": [n for n, d in found.items() if d.startswith("error")]}))
+        print(json.dumps({**ran, "errors": [n for n, d in found.items() if d.startswith("error")]}))
         return
     known = json.loads(given.file.read_text())
     other = {name: [known.get(name), d] for name, d in found.items() if known.get(name) != d}
-    print(json.dumps({"commands": len(found), "different": other}, indent=1))
+    print(json.dumps({**ran, "different": other}, indent=1))
     sys.exit(bool(other))
 
 
