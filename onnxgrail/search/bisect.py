@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from onnxgrail.search.path import Path, Paths
@@ -12,9 +12,11 @@ from onnxgrail.search.path import Path, Paths
 FIRST, AIM = 0.6, 0.92  # shares of the limit that the first prediction, which is of a mean, and later ones aim at
 LEAST, MOST = 1e-4, 1e4  # bounds of the measured loss over the predicted one
 CAUTION = 0.5  # share of the room above a candidate that holds, per candidate that failed since
-OTHERS = 4  # most blocks that are left whole because their smallest step alone exceeds the limit
-Judged = Callable[[int], float]
-"""Returns the measured bound of the loss after a number of steps."""
+OTHERS = 4  # most times that a search goes on without blocks that were predicted wrongly
+AGAIN = 2  # candidates of each path that goes on
+FILLED, GAIN = 0.7, 0.005  # share of the limit from which no path goes on, and share of the cost that it has to save
+Judged = Callable[[Path, int], float]
+"""Returns the measured bound of the loss after a number of steps of a path."""
 
 
 class Patience(NamedTuple):
@@ -24,71 +26,87 @@ class Patience(NamedTuple):
     close: float
 
 
-def farthest_of(
-    without: Paths,
-    limit: float,
-    judged: Callable[[Path, int], float],
-    stop: Callable[[], bool],
-    patience: Patience,
-) -> tuple[Path, int]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Seek:
+    """What is searched for.
+
+    Attributes:
+        limit: the largest loss.
+        judged: measures a candidate, at no cost a second time.
+        stop: True ends the search early, once a candidate holds.
+        patience: ends the search on a path, too.
+    """
+
+    limit: float
+    judged: Judged
+    stop: Callable[[], bool]
+    patience: Patience
+
+
+class Reach(NamedTuple):
+    """The largest number of steps of a path that holds, its loss, and the smallest larger one that does not hold.
+
+    0 steps have no loss. If all steps hold, one more than there are does not.
+    """
+
+    good: int
+    loss: float
+    bad: int
+
+
+def farthest_of(paths: Paths, seek: Seek) -> tuple[Path, int]:
     """Return a path, and the number of its steps that `farthest` finds.
 
-    A block whose smallest step alone exceeds the limit was predicted wrongly.  It stays whole then, and the search goes
-    on along the path of the others, from its first step.
-
-    Args:
-        without: the paths.
-        limit: the largest loss.
-        judged: measures a candidate.
-        stop: True ends the search early.
-        patience: of the search on each path.
+    Where losses jump, far below the limit or at the first step, some blocks were predicted wrongly: those of the steps
+    between the candidate that holds and the one that does not.  They keep their widths, and the search goes on along
+    the path of the others, as long as that saves something.
 
     Returns:
         The last path, and 0 if no candidate holds.
     """
-    whole: list[str] = []
-    path = without(whole)
-    best = farthest(path, limit, partial(judged, path), stop, patience)
-    while path.steps and not best and len(whole) < OTHERS and not stop():
-        whole.append(path.steps[0].block)
-        path = without(whole)
-        best = farthest(path, limit, partial(judged, path), stop, patience, first=1)
-    return path, best
+    path, closed = paths.without(()), set[str]()
+    found, saved = farthest(path, seek), 1.0
+    for _ in range(OTHERS):
+        ends = not path.steps or found.bad > len(path) or found.loss > FILLED * seek.limit
+        if ends or saved < GAIN or seek.stop():
+            break
+        closed |= {step.block for step in path.steps[found.good : found.bad]}
+        if not found.good:
+            path = paths.without(closed)
+            found = farthest(path, seek, first=1)
+            continue
+        known, room = found, seek.limit - found.loss
+        path = paths.after(path.steps[: known.good], room, closed)
+        if _saved(path, known.good, len(path)) < GAIN:
+            break
+        few = replace(seek, patience=seek.patience._replace(tries=AGAIN))
+        first = path.reach(path.loss(known.good) + FIRST * room)
+        found = farthest(path, few, first, known._replace(bad=len(path) + 1))
+        saved = _saved(path, known.good, found.good)
+    return path, found.good
 
 
-def cheaper(
-    found: tuple[Path, int],
-    other: Path,
-    limit: float,
-    judged: Callable[[Path, int], float],
-    stop: Callable[[], bool],
-    patience: Patience,
-) -> tuple[Path, int]:
+def _saved(path: Path, before: int, after: int) -> float:
+    """Return what the steps between two numbers of steps save, as a share of the whole cost."""
+    return (path.cost(before) - path.cost(after)) / path.before
+
+
+def cheaper(found: tuple[Path, int], other: Path, seek: Seek) -> tuple[Path, int]:
     """Return another path and the number of its steps if these hold and cost less than what was found, else that.
 
     Args:
         found: a path and the number of its steps.
-        other: a path.
-        limit: the largest loss.
-        judged: measures a candidate, at no cost a second time.
-        stop: True ends the search early.
-        patience: of the search on the other path, which begins where its cost gets less.
+        other: a path; the search on it begins where its cost gets less.
+        seek: see `Seek`.
     """
     path, best = found
     least = next((n for n in range(1, len(other) + 1) if other.cost(n) < path.cost(best)), 0)
-    if not least or stop() or judged(other, least) > limit:
+    if not least or seek.stop() or seek.judged(other, least) > seek.limit:
         return found
-    return other, farthest(other, limit, partial(judged, other), stop, patience, first=least)
+    return other, farthest(other, seek, first=least).good
 
 
-def farthest(
-    path: Path,
-    limit: float,
-    judged: Judged,
-    stop: Callable[[], bool],
-    patience: Patience,
-    first: int = 0,
-) -> int:
+def farthest(path: Path, seek: Seek, first: int = 0, known: Reach | None = None) -> Reach:
     """Return the largest number of steps, of those tried, whose measured loss is within the limit.
 
     The measured loss over the predicted one is taken as constant at first. Afterwards it is extrapolated (log-log) from
@@ -97,40 +115,37 @@ def farthest(
 
     Args:
         path: nested widths with predicted losses.
-        limit: the largest loss.
-        judged: measures a candidate.
-        stop: True ends the search early, once a candidate holds.
-        patience: ends the search, too.
+        seek: see `Seek`.
         first: number of steps to try first; 0 leaves it to the prediction.
-
-    Returns:
-        0 if no candidate holds.
+        known: steps that hold.
     """
-    good, bad = 0, len(path) + 1
-    found: dict[int, float] = {}
-    for _ in range(patience.tries):
-        place = _next(path, limit, found, (good, bad), first)
-        if place is None or (good and stop()):
+    good, loss, bad = known or Reach(0, 0.0, len(path) + 1)
+    found = {good: loss} if good else {}
+    for tries in range(seek.patience.tries):
+        wanted = first or path.reach(FIRST * seek.limit)
+        place = _next(path, seek.limit, found, (good, bad), 0 if tries else wanted)
+        if place is None or (good and seek.stop()):
             break
-        found[place] = judged(place)
-        if found[place] <= limit:
+        found[place] = seek.judged(path, place)
+        if found[place] <= seek.limit:
             good = place
-            if found[place] >= patience.close * limit:
+            if found[place] >= seek.patience.close * seek.limit:
                 break
         else:
             bad = place
-    if not good and bad > 1 and 1 not in found and judged(1) <= limit:
-        good = 1  # the smallest step: if it does not hold, nothing on this path does
-    return good
+    if not good and bad > 1 and 1 not in found:  # the smallest step: if it does not hold, nothing on this path does
+        found[1] = seek.judged(path, 1)
+        good, bad = (1, bad) if found[1] <= seek.limit else (0, 1)
+    return Reach(good, found.get(good, 0.0), bad)
 
 
-def _next(path: Path, limit: float, found: dict[int, float], between: tuple[int, int], first: int) -> int | None:
+def _next(path: Path, limit: float, found: dict[int, float], between: tuple[int, int], wanted: int) -> int | None:
     """Return the next number of steps to try, between those that hold and those that do not; None if none is left."""
     good, bad = between
     if bad - good <= 1:
         return None
-    if not found:
-        guess = first or path.reach(FIRST * limit)
+    if wanted or not found:
+        guess = wanted
     elif good in found and bad in found:
         guess = path.reach(_interpolated(path, AIM * limit, found, good, bad))
     else:

@@ -70,11 +70,38 @@ class Path:
         return sum(step.loss <= loss for step in self.steps)  # losses never fall
 
 
-Paths = Callable[[Collection[str]], Path]
-"""Returns the path of least harm on which some blocks stay whole."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Paths:
+    """The paths of least harm through some blocks; see `path_of`."""
+
+    harms: tuple[Harm, ...]
+    cost: Cost
+    power: float
+    most: float
+
+    def without(self, closed: Collection[str]) -> Path:
+        """Return the path on which some blocks stay whole."""
+        return path_of(self.harms, self.cost, self.power, self.most, closed=closed)
+
+    def after(self, begun: Sequence[Step], room: float, closed: Collection[str]) -> Path:
+        """Return the path that begins with given steps; some blocks keep their widths then.
+
+        Args:
+            begun: the steps.
+            room: predicted loss that the others may add.
+            closed: the blocks.
+        """
+        return path_of(self.harms, self.cost, self.power, begun[-1].loss + room, begun, closed)
 
 
-def path_of(harms: Sequence[Harm], cost: Cost, power: float, most: float) -> Path:
+def path_of(
+    harms: Sequence[Harm],
+    cost: Cost,
+    power: float,
+    most: float,
+    begun: Sequence[Step] = (),
+    closed: Collection[str] = (),
+) -> Path:
     """Return the path of least harm: each step has the lowest added harm per saved cost, over all blocks and levels.
 
     Added harms are differences of `loss ** power`, which add up over blocks. A block may go down several levels at
@@ -85,14 +112,16 @@ def path_of(harms: Sequence[Harm], cost: Cost, power: float, most: float) -> Pat
         harms: losses of the blocks alone.
         cost: of the model at given widths.
         power: see `harms.POWERS`.
-        most: predicted loss at which the path ends, after its first step at the earliest.
+        most: largest predicted loss; a block whose step would exceed it takes no more, except that a first step may.
+        begun: steps with which it begins.
+        closed: blocks that take no further step.
     """
     full = {harm.block: harm.units for harm in harms}
-    widths: Widths = dict(full)
-    spent = dict.fromkeys(full, 0.0)
-    before = now = cost(full)
-    waiting: list[tuple[float, int]] = [(0.0, number) for number in range(len(harms))]
-    steps: list[Step] = []
+    widths: Widths = full | {step.block: step.width for step in begun}
+    spent = {harm.block: _spent(harm, widths[harm.block], power) for harm in harms}
+    before, now = cost(full), cost(widths)
+    waiting: list[tuple[float, int]] = [(0.0, n) for n, harm in enumerate(harms) if harm.block not in closed]
+    steps: list[Step] = list(begun)
 
     def saved(block: str, width: int) -> float:
         found = now - cost({**widths, block: width})
@@ -108,16 +137,26 @@ def path_of(harms: Sequence[Harm], cost: Cost, power: float, most: float) -> Pat
         if waiting and rate > waiting[0][0]:
             heapq.heappush(waiting, (rate, number))
             continue
+        others, fits = sum(spent.values()) - spent[harm.block], True
         for level, alone in _between(harm, widths[harm.block], width, power):
             after = cost({**widths, harm.block: level})
             if after >= now:
                 continue  # an odd width can be slower than a wider one
+            loss = (others + max(alone, spent[harm.block])) ** (1 / power)
+            fits = loss <= most or not steps
+            if not fits:
+                break
             widths[harm.block], spent[harm.block], now = level, max(alone, spent[harm.block]), after
-            steps.append(Step(harm.block, level, sum(spent.values()) ** (1 / power), now))
-        if steps[-1].loss > most:
-            break
-        heapq.heappush(waiting, (rate, number))
-    return Path(full, before, tuple(step for n, step in enumerate(steps) if not n or step.loss <= most))
+            steps.append(Step(harm.block, level, loss, now))
+        if fits:
+            heapq.heappush(waiting, (rate, number))
+    return Path(full, before, tuple(steps))
+
+
+def _spent(harm: Harm, width: int, power: float) -> float:
+    """Return the harm of a block at a width."""
+    pairs = zip(harm.levels, harm.losses, strict=True)
+    return max((loss**power for level, loss in pairs if level >= width), default=0.0)
 
 
 def _between(harm: Harm, width: int, least: int, power: float) -> list[tuple[int, float]]:

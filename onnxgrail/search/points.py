@@ -11,7 +11,7 @@ from onnxgrail.allocation.few import Bits
 from onnxgrail.allocation.found import Judged
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
-from onnxgrail.search.bisect import farthest_of
+from onnxgrail.search.bisect import Seek, farthest_of
 from onnxgrail.search.bits import split
 from onnxgrail.search.candidates import Candidates, Task
 from onnxgrail.search.path import Path
@@ -48,7 +48,7 @@ def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
     Raises:
         DataError: no samples can judge a candidate.
     """
-    without = paths_within(task, BEYOND * task.limit + SLACK)
+    paths = paths_within(task, BEYOND * task.limit + SLACK)
     patience = PATIENCE[task.search.recipe.effort]
     tick = ticking(task.search.job.progress, "judging points", count + patience.tries)
     with Candidates(task) as candidates:
@@ -63,7 +63,7 @@ def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
         def bound(path: Path, steps: int) -> float:
             return judged(path, steps).loss.bound
 
-        path, best = farthest_of(without, task.limit, bound, lambda: False, patience)
+        path, best = farthest_of(paths, Seek(task.limit, bound, lambda: False, patience))
         places = spread(path, max(best, 1), count) if len(path) else ()
         return tuple(judged(path, steps) for steps in places), candidates.crossed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.search.bits import harms_of_bits, split, step_of
 from onnxgrail.search.candidates import Settle, Task, folds_of, key_of
 from onnxgrail.search.harms import Harm, Near, Tried, harm_from, harm_of, power_of
-from onnxgrail.search.path import Path, Paths, path_of, schedule_of
+from onnxgrail.search.path import Path, Paths, schedule_of
 from onnxgrail.search.repairs import Plan, repaired, runs_alongside
 
 LEAST, MOST = 8, 64  # samples on which single blocks are tried
@@ -76,11 +76,7 @@ def paths_within(task: Task, most: float = math.inf, parts: Parts | None = None)
     harms += _of_bits(task, content, tick)
     power = power if blocks else power_of(harms)
 
-    def without(whole: Collection[str]) -> Path:
-        kept = [replace(harm, levels=(), losses=()) if harm.block in whole else harm for harm in harms]
-        return path_of(kept, task.cost, power, most)
-
-    return without
+    return Paths(tuple(harms), task.cost, power, most)
 
 
 def together_near(task: Task, limit: float, parts: Parts | None = None) -> list[Way]:
@@ -90,16 +86,16 @@ def together_near(task: Task, limit: float, parts: Parts | None = None) -> list[
     single blocks are small and add up to more than their sum where blocks depend on each other. If layers become two,
     the path on which they stay one follows.
     """
-    without = paths_within(task, parts=parts)
-    first, widths = _way(without(()), limit)
+    paths = paths_within(task, parts=parts)
+    first, widths = _way(paths.without(()), limit)
     if not task.search.narrows(widths):
         return [first]
-    alone = without([ladder.name for ladder in task.search.ladders])
+    alone = paths.without([ladder.name for ladder in task.search.ladders])
     (bits, _), _ = _way(alone, limit)
     ways = [first, (bits, None if alone.cost(len(alone)) <= limit else first[1])]
     pairs = [ladder for ladder in task.search.ladders if ladder.pair]
     if any(widths[ladder.name] < ladder.units for ladder in pairs):
-        ways.append(_way(without([ladder.name for ladder in pairs]), limit)[0])
+        ways.append(_way(paths.without([ladder.name for ladder in pairs]), limit)[0])
     return ways
 
 
@@ -118,7 +114,7 @@ def _way(path: Path, limit: float) -> tuple[Way, Widths]:
 
 def schedule_near(task: Task, parts: Parts | None = None) -> Ideal:
     """Return the schedule that follows the path of least harm; see `paths_within`."""
-    return schedule_of(paths_within(task, parts=parts)(()))
+    return schedule_of(paths_within(task, parts=parts).without(()))
 
 
 def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Floats]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from onnxgrail.allocation.found import Candidate, Found, Judged, rounded_up
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
-from onnxgrail.search.bisect import Patience, cheaper, farthest_of
+from onnxgrail.search.bisect import Patience, Seek, cheaper, farthest_of
 from onnxgrail.search.bits import split
 from onnxgrail.search.candidates import Candidates, Task
 from onnxgrail.search.path import Path, Step
@@ -35,7 +35,7 @@ def within(task: Task) -> tuple[Widths, Found]:
     Raises:
         DataError: no samples can judge a candidate.
     """
-    without = paths_within(task, BEYOND * task.limit + SLACK)
+    paths = paths_within(task, BEYOND * task.limit + SLACK)
     tried: list[Candidate] = []
     smallest: list[tuple[Step, Judged]] = []
     patience = PATIENCE[task.search.recipe.effort]
@@ -53,12 +53,13 @@ def within(task: Task) -> tuple[Widths, Found]:
             return loss.bound
 
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
-        path, best = farthest_of(without, task.limit, bound, late, patience)
+        seek = Seek(task.limit, bound, late, patience)
+        path, best = farthest_of(paths, seek)
         reached = min(max((one.steps for one in tried), default=0), len(path))
         blocks, _ = split(path.widths(reached))
         if task.search.rungs and task.search.narrows(blocks):  # bits alone may go on where a width ended the path
-            alone = without([block.name for block in task.search.blocks])  # bits of weights
-            path, best = cheaper((path, best), alone, task.limit, bound, late, patience)
+            alone = paths.without([block.name for block in task.search.blocks])  # bits of weights
+            path, best = cheaper((path, best), alone, seek)
         if not best and task.search.recipe.quantize != "none":
             bound(path, best)  # the whole model with rounded weights
     return path.widths(best), _found(task, path, tried, best, _cheapest(path, smallest), crossed=candidates.crossed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +20,9 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
 from onnxgrail.report.notes import little
 from onnxgrail.search import trials
-from onnxgrail.search.bisect import cheaper, farthest, farthest_of
+from onnxgrail.search.bisect import AGAIN, FILLED, Seek, cheaper, farthest, farthest_of
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
-from onnxgrail.search.path import Path, Step, path_of
+from onnxgrail.search.path import Path, Paths, Step, path_of
 from onnxgrail.search.within import PATIENCE, further
 from tests.tiny import tiny
 
@@ -123,11 +123,11 @@ def test_what_is_chosen_holds_and_few_candidates_are_tried(
 ) -> None:
     path, tried = steps(losses), []
 
-    def judged(count: int) -> float:
+    def judged(path: Path, count: int) -> float:
         tried.append(count)
         return float(factor * path.loss(count) ** power)
 
-    best = farthest(path, limit, judged, never, NORMAL)
+    best = farthest(path, Seek(limit, judged, never, NORMAL)).good
     assert len(tried) == len(set(tried)) <= NORMAL.tries + 1
     assert best == 0 or factor * path.loss(best) ** power <= limit
     if best == 0:
@@ -137,16 +137,22 @@ def test_what_is_chosen_holds_and_few_candidates_are_tried(
 def test_a_smooth_loss_is_met_closely() -> None:
     path = steps(np.geomspace(1e-4, 0.3, 200).tolist())
     for factor in (0.2, 0.3, 1.0, 4.0, 30.0):
-        best = farthest(path, 0.02, lambda count, factor=factor: float(factor * path.loss(count) ** 1.3), never, NORMAL)
+
+        def judged(path: Path, count: int, factor: float = factor) -> float:
+            return float(factor * path.loss(count) ** 1.3)
+
+        best = farthest(path, Seek(0.02, judged, never, NORMAL)).good
         assert NORMAL.close * 0.02 <= factor * path.loss(best) ** 1.3 <= 0.02
 
 
 @pytest.mark.parametrize("jump", [8, 12, 20, 31, 50])
 def test_a_loss_that_jumps_does_not_end_at_the_first_step(jump: int) -> None:
     path = steps([0.001 * n for n in range(1, 65)])
-    best = farthest(
-        path, 0.05, lambda count: path.loss(count) if count <= jump else 0.051 + path.loss(count) / 100, never, NORMAL
-    )
+
+    def judged(path: Path, count: int) -> float:
+        return path.loss(count) if count <= jump else 0.051 + path.loss(count) / 100
+
+    best = farthest(path, Seek(0.05, judged, never, NORMAL)).good
     assert jump / 3 <= best <= jump
 
 
@@ -156,14 +162,19 @@ def test_a_loss_that_saturates_is_followed_to_its_limit() -> None:
     predicted = np.log([1e-4, 0.0048, 0.0153, 0.0336, 0.0381, 0.0504, 0.0723, 0.1577, 0.7137])
     measured = np.log([2e-4, 0.0094, 0.0476, 0.2217, 0.3561, 0.3894, 0.4388, 0.5618, 0.8])
     path = steps(np.exp(np.interp(range(1, 57), numbers, predicted)).tolist())
-    best = farthest(path, 0.3, lambda count: float(np.exp(np.interp(count, numbers, measured))), never, NORMAL)
+    best = farthest(path, Seek(0.3, lambda _, n: float(np.exp(np.interp(n, numbers, measured))), never, NORMAL)).good
     assert best in (45, 46)
 
 
 def test_a_search_stops_when_time_is_over() -> None:
     path = steps(np.linspace(0.001, 0.1, 100).tolist())
     tried: list[int] = []
-    best = farthest(path, 0.05, lambda count: tried.append(count) or 0.2 * path.loss(count), lambda: True, NORMAL)  # type: ignore[func-returns-value]
+
+    def judged(path: Path, count: int) -> float:
+        tried.append(count)
+        return 0.2 * path.loss(count)
+
+    best = farthest(path, Seek(0.05, judged, lambda: True, NORMAL)).good
     assert tried == [best]
 
 
@@ -172,19 +183,37 @@ def test_a_block_that_was_predicted_wrongly_stays_whole() -> None:
     blocks = [harm(name, 8, (6, loss), (4, 2 * loss)) for name, loss in (("a", 0.001), ("b", 0.002), ("c", 0.02))]
     tried: list[Mapping[str, int]] = []
 
-    def without(whole: Collection[str]) -> Path:
-        return path_of([replace(h, levels=(), losses=()) if h.block in whole else h for h in blocks], product, 1.0, 1.0)
-
     def judged(path: Path, count: int) -> float:
         tried.append(path.widths(count))
         return 9.0 if min(tried[-1]["a"], tried[-1]["b"]) < 8 else path.loss(count)
 
-    path, best = farthest_of(without, 0.05, judged, never, NORMAL)
+    paths = Paths(tuple(blocks), product, 1.0, 1.0)
+    path, best = farthest_of(paths, Seek(0.05, judged, never, NORMAL))
     assert path.widths(best) == {"a": 8, "b": 8, "c": 4}
     assert {"a": 8, "b": 6, "c": 8} in tried  # a path of the others begins with its smallest step
     assert len(tried) <= NORMAL.tries + 1 + 3
-    path, best = farthest_of(without, 0.05, lambda path, _: 9.0 * len(path), never, NORMAL)
+    path, best = farthest_of(paths, Seek(0.05, lambda path, _: 9.0 * len(path), never, NORMAL))
     assert (len(path), best) == (0, 0)  # nothing holds, and a path without steps is not judged
+
+
+def test_blocks_that_lose_more_than_predicted_keep_their_widths_where_others_go_on() -> None:
+    """The third block ends the path far below the limit from its second step on."""
+    blocks = [harm(f"b{n}", 8, *((8 - k, (1 + n / 99) * k**2 / 2000) for k in range(1, 5))) for n in range(40)]
+    paths, tried = Paths(tuple(blocks), lambda widths: float(sum(widths.values())), 1.0, 1.0), list[Path]()
+
+    def judged(path: Path, count: int) -> float:
+        tried.append(path)
+        return path.loss(count) + (1.0 if path.widths(count)["b2"] < 7 else 0.0)
+
+    path, best = farthest_of(paths, Seek(0.06, judged, never, NORMAL))
+    widths = path.widths(best)
+    assert widths.pop("b2") == 7
+    assert sum(widths.values()) < 39 * 7 - 10
+    assert FILLED * 0.06 < judged(path, best) <= 0.06
+    assert len(tried) <= 1 + NORMAL.tries + 2 * AGAIN
+    costs = [path.cost(n) for n in range(len(path) + 1)]
+    assert costs == sorted(costs, reverse=True)
+    assert path.steps[:best] == tuple(sorted(path.steps[:best], key=lambda step: -step.cost))
 
 
 @pytest.mark.parametrize(("limit", "other"), [(0.05, False), (0.2, True), (0.9, True)])
@@ -197,12 +226,13 @@ def test_another_path_is_followed_if_it_holds_where_its_cost_gets_less(limit: fl
         tried.append(count)
         return path.loss(count) * 0.9
 
-    path, best = cheaper((first, 60), second, limit, judged, never, NORMAL)
+    seek = Seek(limit, judged, never, NORMAL)
+    path, best = cheaper((first, 60), second, seek)
     assert tried[0] == 61  # the first one that costs less
     assert path is (second if other else first)
     assert best == 60 if not other else path.cost(best) < first.cost(60) and judged(path, best) <= limit
     assert other or len(tried) == 1
-    assert cheaper((first, 60), steps([0.1] * 60), limit, judged, never, NORMAL) == (first, 60)
+    assert cheaper((first, 60), steps([0.1] * 60), seek) == (first, 60)
 
 
 def view() -> View:
