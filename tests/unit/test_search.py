@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,35 +19,12 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
 from onnxgrail.report.notes import little
 from onnxgrail.search import trials
-from onnxgrail.search.bisect import AGAIN, FILLED, Seek, cheaper, farthest, farthest_of
+from onnxgrail.search.bisect import Seek, cheaper, farthest
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
-from onnxgrail.search.path import Path, Paths, Step, path_of
-from onnxgrail.search.within import PATIENCE, further
+from onnxgrail.search.path import Path, Step, path_of
+from onnxgrail.search.within import further
 from tests.tiny import tiny
-
-NORMAL = PATIENCE["normal"]
-
-
-def never() -> bool:
-    return False
-
-
-def harm(name: str, units: int, *points: tuple[int, float], kind: str = "values") -> Harm:
-    losses = tuple(loss for _, loss in points)
-    return Harm(name, units, kind, tuple(k for k, _ in points), losses, losses)
-
-
-def product(widths: Mapping[str, int]) -> float:
-    """Consecutive layers: a weight costs the product of its widths."""
-    sizes = [4, *widths.values(), 3]
-    return float(sum(a * b for a, b in itertools.pairwise(sizes)))
-
-
-harms = st.lists(st.lists(st.floats(0, 0.2), min_size=1, max_size=4).map(sorted), min_size=1, max_size=4).map(
-    lambda rows: [
-        harm(f"b{n}", 16, *((16 - 3 * (k + 1), loss) for k, loss in enumerate(row))) for n, row in enumerate(rows)
-    ]
-)
+from tests.unit.paths import NORMAL, harm, harms, never, product
 
 
 @given(harms, st.sampled_from([1.0, 2.0]))
@@ -176,44 +152,6 @@ def test_a_search_stops_when_time_is_over() -> None:
 
     best = farthest(path, Seek(0.05, judged, lambda: True, NORMAL)).good
     assert tried == [best]
-
-
-def test_a_block_that_was_predicted_wrongly_stays_whole() -> None:
-    """Two blocks are thought to lose next to nothing, but their smallest steps exceed the limit."""
-    blocks = [harm(name, 8, (6, loss), (4, 2 * loss)) for name, loss in (("a", 0.001), ("b", 0.002), ("c", 0.02))]
-    tried: list[Mapping[str, int]] = []
-
-    def judged(path: Path, count: int) -> float:
-        tried.append(path.widths(count))
-        return 9.0 if min(tried[-1]["a"], tried[-1]["b"]) < 8 else path.loss(count)
-
-    paths = Paths(tuple(blocks), product, 1.0, 1.0)
-    path, best = farthest_of(paths, Seek(0.05, judged, never, NORMAL))
-    assert path.widths(best) == {"a": 8, "b": 8, "c": 4}
-    assert {"a": 8, "b": 6, "c": 8} in tried  # a path of the others begins with its smallest step
-    assert len(tried) <= NORMAL.tries + 1 + 3
-    path, best = farthest_of(paths, Seek(0.05, lambda path, _: 9.0 * len(path), never, NORMAL))
-    assert (len(path), best) == (0, 0)  # nothing holds, and a path without steps is not judged
-
-
-def test_blocks_that_lose_more_than_predicted_keep_their_widths_where_others_go_on() -> None:
-    """The third block ends the path far below the limit from its second step on."""
-    blocks = [harm(f"b{n}", 8, *((8 - k, (1 + n / 99) * k**2 / 2000) for k in range(1, 5))) for n in range(40)]
-    paths, tried = Paths(tuple(blocks), lambda widths: float(sum(widths.values())), 1.0, 1.0), list[Path]()
-
-    def judged(path: Path, count: int) -> float:
-        tried.append(path)
-        return path.loss(count) + (1.0 if path.widths(count)["b2"] < 7 else 0.0)
-
-    path, best = farthest_of(paths, Seek(0.06, judged, never, NORMAL))
-    widths = path.widths(best)
-    assert widths.pop("b2") == 7
-    assert sum(widths.values()) < 39 * 7 - 10
-    assert FILLED * 0.06 < judged(path, best) <= 0.06
-    assert len(tried) <= 1 + NORMAL.tries + 2 * AGAIN
-    costs = [path.cost(n) for n in range(len(path) + 1)]
-    assert costs == sorted(costs, reverse=True)
-    assert path.steps[:best] == tuple(sorted(path.steps[:best], key=lambda step: -step.cost))
 
 
 @pytest.mark.parametrize(("limit", "other"), [(0.05, False), (0.2, True), (0.9, True)])
