@@ -58,29 +58,30 @@ def farthest_of(paths: Paths, seek: Seek) -> tuple[Path, int]:
     """Return a path, and the number of its steps that `farthest` finds.
 
     Where losses jump, far below the limit or at the first step, some blocks were predicted wrongly: those of the steps
-    between the candidate that holds and the one that does not.  They keep their widths, and the search goes on along
-    the path of the others, as long as that saves something.
+    between the candidate that holds and the one that does not.  They keep their widths, and the search goes on with
+    steps of the others that are predicted to fit into what is left, as long as that saves something.
 
     Returns:
         The last path, and 0 if no candidate holds.
     """
-    path, closed = paths.without(()), set[str]()
+    path, closed = paths.without(), set[str]()
     found, saved = farthest(path, seek), 1.0
     for _ in range(OTHERS):
-        ends = not path.steps or found.bad > len(path) or found.loss > FILLED * seek.limit
-        if ends or saved < GAIN or seek.stop():
+        if not path.steps or found.loss > FILLED * seek.limit or saved < GAIN or seek.stop():
             break
         closed |= {step.block for step in path.steps[found.good : found.bad]}
+        room = seek.limit - found.loss
         if not found.good:
-            path = paths.without(closed)
-            found = farthest(path, seek, first=1)
+            small = paths.within(FIRST * room, closed=closed)
+            path = small if small.steps else paths.without(closed)
+            found = farthest(path, seek)
             continue
-        known, room = found, seek.limit - found.loss
-        path = paths.after(path.steps[: known.good], room, closed)
-        if _saved(path, known.good, len(path)) < GAIN:
+        longer = paths.within(path.loss(found.good) + room, path.steps[: found.good], closed)
+        if _saved(longer, found.good, len(longer)) < GAIN:
             break
         few = replace(seek, patience=seek.patience._replace(tries=AGAIN))
-        first = path.reach(path.loss(known.good) + FIRST * room)
+        first = longer.reach(longer.loss(found.good) + FIRST * room)
+        known, path = found, longer
         found = farthest(path, few, first, known._replace(bad=len(path) + 1))
         saved = _saved(path, known.good, found.good)
     return path, found.good

@@ -6,8 +6,9 @@ Pure functions on losses of single blocks and on a cost.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths
@@ -72,26 +73,37 @@ class Path:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paths:
-    """The paths of least harm through some blocks; see `path_of`."""
+    """The paths of least harm through some blocks.
+
+    Attributes:
+        harms: losses of the blocks alone.
+        cost: of the model at given widths.
+        power: see `harms.POWERS`.
+        most: largest predicted loss of a path.
+    """
 
     harms: tuple[Harm, ...]
     cost: Cost
     power: float
     most: float
 
-    def without(self, closed: Collection[str]) -> Path:
-        """Return the path on which some blocks stay whole."""
-        return path_of(self.harms, self.cost, self.power, self.most, closed=closed)
+    def without(self, closed: Collection[str] = ()) -> Path:
+        """Return the path on which some blocks stay whole; its first step is there even if it exceeds `most`."""
+        found = self.within(self.most, closed=closed)
+        if found.steps:
+            return found
+        beyond = self.within(math.inf, closed=closed)
+        return replace(beyond, steps=beyond.steps[:1])
 
-    def after(self, begun: Sequence[Step], room: float, closed: Collection[str]) -> Path:
-        """Return the path that begins with given steps; some blocks keep their widths then.
+    def within(self, most: float, begun: Sequence[Step] = (), closed: Collection[str] = ()) -> Path:
+        """Return the path that begins with given steps, and on which some blocks keep the widths that they have then.
 
         Args:
+            most: largest predicted loss.
             begun: the steps.
-            room: predicted loss that the others may add.
             closed: the blocks.
         """
-        return path_of(self.harms, self.cost, self.power, begun[-1].loss + room, begun, closed)
+        return path_of(self.harms, self.cost, self.power, most, begun, closed)
 
 
 def path_of(
@@ -112,7 +124,7 @@ def path_of(
         harms: losses of the blocks alone.
         cost: of the model at given widths.
         power: see `harms.POWERS`.
-        most: largest predicted loss; a block whose step would exceed it takes no more, except that a first step may.
+        most: largest predicted loss; a block whose step would exceed it takes no more.
         begun: steps with which it begins.
         closed: blocks that take no further step.
     """
@@ -143,7 +155,7 @@ def path_of(
             if after >= now:
                 continue  # an odd width can be slower than a wider one
             loss = (others + max(alone, spent[harm.block])) ** (1 / power)
-            fits = loss <= most or not steps
+            fits = loss <= most
             if not fits:
                 break
             widths[harm.block], spent[harm.block], now = level, max(alone, spent[harm.block]), after

@@ -87,7 +87,7 @@ def together_near(task: Task, limit: float, parts: Parts | None = None) -> list[
     the path on which they stay one follows.
     """
     paths = paths_within(task, parts=parts)
-    first, widths = _way(paths.without(()), limit)
+    first, widths = _way(paths.without(), limit)
     if not task.search.narrows(widths):
         return [first]
     alone = paths.without([ladder.name for ladder in task.search.ladders])
@@ -114,7 +114,7 @@ def _way(path: Path, limit: float) -> tuple[Way, Widths]:
 
 def schedule_near(task: Task, parts: Parts | None = None) -> Ideal:
     """Return the schedule that follows the path of least harm; see `paths_within`."""
-    return schedule_of(paths_within(task, parts=parts).without(()))
+    return schedule_of(paths_within(task, parts=parts).without())
 
 
 def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Floats]:

@@ -18,9 +18,9 @@ def test_a_path_goes_on_without_closed_blocks(
     blocks: list[Harm], power: float, count: int, closed: set[int], room: float
 ) -> None:
     paths = Paths(tuple(blocks), product, power, 10.0)
-    path = paths.without(())
+    path = paths.without()
     begun, names = path.steps[:count], {f"b{number}" for number in closed}
-    longer = paths.after(begun, room, names)
+    longer = paths.within(begun[-1].loss + room, begun, names)
     assert longer.steps[: len(begun)] == begun
     before, costs = longer.widths(len(begun)), [longer.cost(n) for n in range(len(longer) + 1)]
     assert costs == sorted(costs, reverse=True)

@@ -21,7 +21,7 @@ from onnxgrail.report.notes import little
 from onnxgrail.search import trials
 from onnxgrail.search.bisect import Seek, cheaper, farthest
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
-from onnxgrail.search.path import Path, Step, path_of
+from onnxgrail.search.path import Path, Paths, Step, path_of
 from onnxgrail.search.within import further
 from tests.tiny import tiny
 from tests.unit.paths import NORMAL, harm, harms, never, product
@@ -79,7 +79,7 @@ def test_a_path_ends_at_the_loss_that_is_given() -> None:
     assert path.widths(len(path)) == {"a": 4}
     assert path.reach(0.015) == 1
     assert path.reach(0.0) == 0
-    beyond = path_of([harm("a", 8, (6, 0.3), (4, 0.5))], product, 1.0, 0.1)
+    beyond = Paths((harm("a", 8, (6, 0.3), (4, 0.5)),), product, 1.0, 0.1).without()
     assert beyond.widths(len(beyond)) == {"a": 6}  # the smallest step, whose loss may be predicted wrongly
 
 
