@@ -14,7 +14,7 @@ LEAST, MOST = 1e-4, 1e4  # bounds of the measured loss over the predicted one
 CAUTION = 0.5  # share of the room above a candidate that holds, per candidate that failed since
 OTHERS = 4  # most times that a search goes on without blocks that were predicted wrongly
 AGAIN = 2  # candidates of each path that goes on
-FILLED, GAIN = 0.7, 0.005  # share of the limit from which no path goes on, and share of the cost that it has to save
+FILLED, GAIN = 0.8, 0.005  # share of the limit from which no path goes on, and share of the cost that it has to save
 Judged = Callable[[Path, int], float]
 """Returns the measured bound of the loss after a number of steps of a path."""
 

@@ -18,6 +18,7 @@ from onnxgrail.core import Change, Floats, View
 SHARES = (0.03, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 """Shares of the units without which a block is decided; there is a level halfway between neighbors, too."""
 HALFWAY = tuple((low + high) / 2 for low, high in itertools.pairwise(SHARES))
+LEAST = 2e-5  # share of the cost that a narrower width saves at least: a modeled latency is not known better
 FIRST = 2  # level that is tried first
 LEAP = 3  # levels to the next trial
 TRIALS = 3  # most trials of a block around a limit
@@ -49,18 +50,22 @@ class Near:
         """Return the least width, as a share of the units, at which a block is tried with fits."""
         return HALF if self.share is None else 1 - self.share
 
-    def next(self, levels: Sequence[int], units: int, tried: Mapping[int, float]) -> int | None:
-        """Return the number of the level to try after others, whose losses are known; None if these suffice."""
-        last = len(levels) - 1
+    def next(self, levels: Mapping[int, int], units: int, tried: Mapping[int, float]) -> int | None:
+        """Return the number of the level to try after others, whose losses are known; None if these suffice.
+
+        Args:
+            levels: widths that may be tried, by number.
+            units: u.
+            tried: losses by number, in order.
+        """
         if self.share is not None:
             wanted = (1 - self.share) * units / DEEPER ** len(tried)
-            place = min(range(last + 1), key=lambda number: abs(levels[number] - wanted))
-            return place if len(tried) < TWICE and place not in tried else None
-        if not tried:
-            return min(FIRST, last)
-        now = list(tried)[-1]
-        place = min(now + LEAP, last) if tried[now] < self.limit else max(now - LEAP + 1, 0)
-        return place if len(tried) < TRIALS and place not in tried else None
+            place = min(levels, key=lambda number: abs(levels[number] - wanted))
+        else:
+            now = list(tried)[-1] if tried else None
+            aim = FIRST if now is None else now + LEAP if tried[now] < self.limit else now - LEAP + 1
+            place = min(levels, key=lambda number: abs(number - aim))
+        return place if len(tried) < self.trials and place not in tried else None
 
     @property
     def trials(self) -> int:
@@ -106,12 +111,12 @@ def levels_of(ladder: Ladder, shares: Sequence[float] = SHARES + HALFWAY) -> tup
     return tuple(sorted(widths - {ladder.units}, reverse=True))
 
 
-def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near) -> Harm:
+def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near, cost: Callable[[int], float]) -> Harm:
     """Compute the losses of a block at all levels from the errors of its consumers, and from a few trials.
 
     The error of the consumers' outputs follows from second moments, at the levels of `SHARES`; in between, its root is
     linear. The loss of the model's outputs is measured at up to `TRIALS` levels around a limit, or at two levels from a
-    share on; elsewhere, its power is proportional to the error.
+    share on; elsewhere, its power is proportional to the error. A width is not tried if a wider one costs as little.
 
     Args:
         view: the block, with second moments.
@@ -119,6 +124,7 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near
         narrow: decides it at a width.
         trial: measures the model with that change.
         near: where losses matter.
+        cost: of the model with the block at a width.
     """
     levels = levels_of(ladder, SHARES)
     if not levels:
@@ -126,7 +132,8 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near
     errors, held = _at(levels, functools.partial(narrow, view))
     tried: dict[int, float] = {}
     kind = ""
-    while (place := near.next(levels, ladder.units, tried)) is not None:
+    paying = _paying(levels, ladder.units, cost)
+    while (place := near.next(paying, ladder.units, tried)) is not None:
         tried[place], kind = trial(held.get(place) or narrow(view, levels[place]))
     every = levels_of(ladder)
     roots = np.interp(-np.array(every), [-ladder.units, *(-width for width in levels)], [0.0, *np.sqrt(errors)])
@@ -134,6 +141,17 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near
         roots**2, {every.index(levels[place]): loss for place, loss in tried.items()}, POWERS.get(kind, 1.0)
     )
     return Harm(ladder.name, ladder.units, kind, every, tuple(losses.tolist()), tuple((roots**2).tolist()))
+
+
+def _paying(levels: Sequence[int], units: int, cost: Callable[[int], float]) -> dict[int, int]:
+    """Return the levels that cost less than all wider ones, by number; all if none does, beside others it may."""
+    whole = least = cost(units)
+    found: dict[int, int] = {}
+    for number, width in enumerate(levels):
+        now = cost(width)
+        if now < least - LEAST * whole:
+            least, found[number] = now, width
+    return found or dict(enumerate(levels))
 
 
 def _at(levels: Sequence[int], narrow: Callable[[int], Change]) -> tuple[Floats, dict[int, Change]]:

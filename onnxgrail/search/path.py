@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths
-from onnxgrail.search.harms import Harm
+from onnxgrail.search.harms import LEAST, Harm
 
 ON_PATH = 0.9  # share of a schedule that is the path
-LEAST = 2e-5  # share of the cost that a step saves at least: a modeled latency is not known better
 TINY = 1e-12  # harm of a step that was measured as none: such steps go by what they save
 
 

@@ -162,9 +162,12 @@ def _alone(task: Task, content: Content, tick: Tick) -> list[Harm]:
         def read(view: View) -> Harm:
             ladder: Ladder = ladders[view.block.name]
             stream.advance(nothing, view.block.span[0])
-            harm = steps.once(
-                f"harm {ladder.name}", lambda: harm_of(view, ladder, search.narrow, trial, task.near), HARM
-            )
+
+            def cost(width: int) -> float:
+                return task.cost({ladder.name: width})
+
+            make = functools.partial(harm_of, view, ladder, search.narrow, trial, task.near, cost)
+            harm = steps.once(f"harm {ladder.name}", make, HARM)
             tick()
             return harm
 

@@ -196,7 +196,7 @@ def test_losses_between_trials_follow_the_errors_of_the_consumers(kind: str, pow
         tried.append(len(change.reducer.kept))
         return loss(tried[-1]), kind
 
-    found = harm_of(view(), Ladder("b", 64, 8), narrow, trial, Near(limit=0.02))
+    found = harm_of(view(), Ladder("b", 64, 8), narrow, trial, Near(limit=0.02), float)
     assert found.levels == levels_of(Ladder("b", 64, 8))
     assert 1 <= len(tried) <= 3
     np.testing.assert_allclose(found.losses, [loss(width) for width in found.levels], rtol=1e-6)
@@ -209,7 +209,12 @@ def test_blocks_whose_error_is_zero_cost_nothing() -> None:
         return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
 
     found = harm_of(
-        view(), Ladder("b", 64, 1), narrow, lambda c: (0.0 if len(c.reducer.kept) >= 32 else 0.2, ""), Near(limit=0.02)
+        view(),
+        Ladder("b", 64, 1),
+        narrow,
+        lambda c: (0.0 if len(c.reducer.kept) >= 32 else 0.2, ""),
+        Near(limit=0.02),
+        float,
     )
     assert all(loss == 0 for width, loss in zip(found.levels, found.losses, strict=True) if width >= 32)
     assert found.losses[-1] > 0
@@ -254,8 +259,33 @@ def test_near_a_share_a_block_is_tried_there_and_with_half_of_the_width(near: Ne
         return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
 
     tried: list[int] = []
-    harm_of(view(), Ladder("b", 64, 8), narrow, lambda c: (tried.append(len(c.reducer.kept)) or 0.1, ""), near)  # type: ignore[func-returns-value]
+    harm_of(view(), Ladder("b", 64, 8), narrow, lambda c: (tried.append(len(c.reducer.kept)) or 0.1, ""), near, float)  # type: ignore[func-returns-value]
     assert tried == wanted
+
+
+@pytest.mark.parametrize(("loss", "wanted"), [(0.1, [48]), (0.001, [48, 32, 16])])
+def test_a_width_is_tried_only_if_it_costs_less_than_wider_ones(loss: float, wanted: list[int]) -> None:
+    """Kernels compute whole blocks of 16 channels, and 40 take even longer than 64."""
+
+    def narrow(view: View, width: int) -> Change:
+        error = BlockError(plain=((64 - width) / 64) ** 2)
+        return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
+
+    def cost(width: int) -> float:
+        return 70.0 if width == 40 else -(-width // 16) * 16.0
+
+    tried: list[int] = []
+
+    def trial(change: Change) -> tuple[float, str]:
+        tried.append(len(change.reducer.kept))
+        return loss, "values"
+
+    found = harm_of(view(), Ladder("b", 64, 8), narrow, trial, Near(limit=0.02), cost)
+    assert tried == wanted
+    assert found.levels == levels_of(Ladder("b", 64, 8))  # others have a loss, too: beside narrower blocks they may pay
+    tried.clear()
+    harm_of(view(), Ladder("b", 64, 8), narrow, trial, Near(limit=0.02), lambda width: 64.0)
+    assert tried[0] == 56
 
 
 @pytest.mark.parametrize(
