@@ -28,7 +28,7 @@ class Patience(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seek:
-    """What is searched for.
+    """The aim and the limits of a search.
 
     Attributes:
         limit: the largest loss.

@@ -38,6 +38,7 @@ def within(task: Task) -> tuple[Widths, Found]:
     paths = paths_within(task, BEYOND * task.limit + SLACK)
     tried: list[Candidate] = []
     smallest: list[tuple[Step, Judged]] = []
+    narrows = False
     patience = PATIENCE[task.search.recipe.effort]
     tick = ticking(task.search.job.progress, "searching", patience.tries)
     started, budget = time.monotonic(), task.search.recipe.budget_seconds
@@ -45,7 +46,10 @@ def within(task: Task) -> tuple[Widths, Found]:
 
         @functools.cache
         def bound(path: Path, steps: int) -> float:
-            loss = candidates.loss(path.widths(steps))
+            nonlocal narrows
+            widths = path.widths(steps)
+            narrows |= task.search.narrows(split(widths)[0])
+            loss = candidates.loss(widths)
             if steps == 1:
                 smallest.append((path.steps[0], loss))
             tried.append(Candidate(steps=steps, cost=path.cost(steps), predicted=path.loss(steps), loss=loss))
@@ -55,9 +59,7 @@ def within(task: Task) -> tuple[Widths, Found]:
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
         seek = Seek(task.limit, bound, late, patience)
         path, best = farthest_of(paths, seek)
-        reached = min(max((one.steps for one in tried), default=0), len(path))
-        blocks, _ = split(path.widths(reached))
-        if task.search.rungs and task.search.narrows(blocks):  # bits alone may go on where a width ended the path
+        if task.search.rungs and narrows:  # bits alone may go on where a width ended the path
             alone = paths.without([block.name for block in task.search.blocks])  # bits of weights
             path, best = cheaper((path, best), alone, seek)
         if not best and task.search.recipe.quantize != "none":

@@ -101,7 +101,7 @@ CENTERED = replace(
     VALUES,
     name="NMSE about the mean of the samples",
     loss="NMSE about the mean of the samples, at most 1",
-    scale=0.4,
+    scale=0.7,  # with 0.4, files within 1 % were off by up to 1.4 of 192 pixels
 )
 BOXES = replace(
     VALUES,
