@@ -16,7 +16,7 @@ from onnxgrail.calibration.quantize.light import storable
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.bits.folded import HALF, Codes
-from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of
+from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of, with_initializers
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.rotate.marked import SECOND
@@ -88,7 +88,7 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     """
     if not recipe.counts_bits:
         return (), ""
-    model = prepared.model
+    model = with_initializers(prepared.model)
     if not recipe.chooses_bits:
         plan = plan_of(model, prepared.survey.facts, recipe)
         coded = [rung for rung in _coded(model) if rung.weight in plan.coded and rung.weight not in plan.forms()]
@@ -98,7 +98,7 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
         return (), "weights keep their bits: the model is quantized already"
     if recipe.target == "tensorrt" and not recipe.qdq:
         return (), "weights keep their bits: TensorRT has no MatMulNBits; --qdq stores them in a form that it has"
-    rungs = _every(prepared, recipe)
+    rungs = _every(model, prepared, recipe)
     if sum(rung.whole - rung.bytes(rung.least) for rung in rungs) >= LITTLE * weight_bytes(model):
         return rungs, ""
     return (), "weights keep their bits: few bytes of this model are weights of layers and tables that are looked up"
@@ -127,7 +127,7 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
     Raises:
         UsageError: the model has no such weight, or the weight cannot have so many bits.
     """
-    every = _every(prepared, recipe) if recipe.bits else ()
+    every = _every(with_initializers(prepared.model), prepared, recipe) if recipe.bits else ()
     rungs = {rung.weight: rung for rung in every}
     for name, number in (recipe.bits or {}).items():
         if name not in rungs:
@@ -139,14 +139,14 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
     return {name: (recipe.bits or {}).get(name, FLOAT) for name in rungs}
 
 
-def _every(prepared: Prepared, recipe: Recipe) -> tuple[Rung, ...]:
-    """Return all weights of the model that may have fewer bits."""
-    facts, written = prepared.survey.facts, prepared.as_written().model  # plans look into no branch
+def _every(model: ir.Model, prepared: Prepared, recipe: Recipe) -> tuple[Rung, ...]:
+    """Return all weights of the model, as `with_initializers` returns it, that may have fewer bits."""
+    facts, written = prepared.survey.facts, with_initializers(prepared.as_written().model)  # plans look into no branch
     rungs = _rungs(written, [plan_of(written, facts, recipe, {"": level}) for level in LEVELS])
     if recipe.target == "tensorrt":
         return _paired(rungs)
     known = {rung.weight for rung in rungs}
-    coded = _coded(prepared.model)
+    coded = _coded(model)
     halves = {rung.weight: {HALF: rung.forms[HALF]} for rung in coded if rung.weight in known and HALF in rung.forms}
     coded = tuple(rung for rung in coded if rung.weight not in known)
     four = plan_of(written, facts, recipe, {rung.weight: min(LEVELS) for rung in coded}).in_four() if coded else {}
@@ -178,6 +178,7 @@ def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:
 def _coded(model: ir.Model) -> tuple[Rung, ...]:
     """Return the weights that a runtime converts from 8 or 16 bits; those inside branches keep theirs."""
     own = {name for name, value in model.graph.initializers.items() if not in_branch(value)}
+    own |= {node.outputs[0].name or "" for node in model.graph if node.op_type == "Constant"}
     found = [one for one in storable(model) if one.name in own]
     return tuple(Rung(one.name, one.array.shape, one.array.nbytes, one.forms()) for one in found)
 

@@ -14,7 +14,7 @@ from onnxgrail.calibration.quantize.light import blank, converted, light_of
 from onnxgrail.calibration.runtime.latency import in_turn, single, times_of
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Block, Recipe
-from onnxgrail.graph.bits.plan import NONE, TABLE, beside, plan_of
+from onnxgrail.graph.bits.plan import NONE, TABLE, beside, plan_of, with_initializers
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Counted, Meter, Size, dead_of, meter_of
@@ -145,6 +145,7 @@ def built(
         return counting.parameters(slim) - unused
     mark(slim, recipe)
     if bits:
+        slim = with_initializers(slim)
         bits = beside(slim, bits)
         plan = plan_of(slim, prepared.survey.facts, recipe, bits)
         store_blank(slim, plan, recipe)

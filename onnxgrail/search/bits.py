@@ -16,7 +16,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.light import Light, light_of
 from onnxgrail.core import Array
 from onnxgrail.graph.bits.folded import Codes
-from onnxgrail.graph.bits.plan import FLOAT, Form
+from onnxgrail.graph.bits.plan import FLOAT, Form, with_initializers
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.search.harms import POWERS, Harm, Tried
 
@@ -58,7 +58,7 @@ def harms_of_bits(
         rungs: the weights.
         trial: measures a model.
     """
-    model = prepared.model
+    model = with_initializers(prepared.model)
 
     @functools.cache
     def light() -> Light:

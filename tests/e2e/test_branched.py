@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from onnx import helper, numpy_helper
 
 import onnxgrail
 from onnxgrail.calibration.prepare import prepare
@@ -18,6 +20,8 @@ from onnxgrail.graph.cuts.steps import compared
 from onnxgrail.machine.job import Job
 from tests.contract.test_branches import own_weights
 from tests.tiny import tiny
+
+from . import nets
 
 WIDE, RANK = 16, 6
 ROWS = 8  # samples of a feed; its other input is a number that all of them share
@@ -163,3 +167,28 @@ def test_a_loop_is_named_as_the_cause() -> None:
     assert onnxgrail.inspect(proto).params == 72
     with pytest.raises(NothingToCompressError, match="its layers lie inside the body of Loop Loop_0"):
         onnxgrail.compress(proto, ratio=0.3)
+
+
+def test_weights_in_nodes_of_the_branch_that_all_data_take_get_fewer_bits(tmp_path: Path) -> None:
+    """As exporters of speech models write them; weights of the main graph are initializers once it is read."""
+    plain = nets.mlp((24, 192, 128, 10))
+    constants = [helper.make_node("Constant", [], [one.name], value=one) for one in plain.graph.initializer]
+    zeros = helper.make_node("Constant", [], ["zeros"], value=numpy_helper.from_array(np.zeros((24, 10), np.float32)))
+    taken = helper.make_graph([*constants, *plain.graph.node], "taken", [], plain.graph.output)
+    plain.graph.output[0].name = "z"
+    other = helper.make_graph([zeros, helper.make_node("MatMul", ["x", "zeros"], ["e"])], "other", [], [])
+    other.output.append(helper.make_tensor_value_info("e", onnx.TensorProto.FLOAT, ["N", 10]))
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Less", ["most", "limit"], ["small"]),
+        helper.make_node("If", ["small"], ["z"], then_branch=taken, else_branch=other),
+    ]
+    limit = numpy_helper.from_array(np.float32(1e6), "limit")
+    graph = helper.make_graph(nodes, "g", plain.graph.input, plain.graph.output, [limit])
+    onnx.save(helper.make_model(graph, opset_imports=plain.opset_import), tmp_path / "m.onnx")
+    data, target = nets.vectors(200, 24), tmp_path / "o.onnx"
+    report = onnxgrail.compress(tmp_path / "m.onnx", target, data=data, target_size="30%").report.data
+    assert {"w0", "w1", "w2"} <= {one["weight"] for one in report["quantization"]["matrices"]}
+    assert target.stat().st_size <= report["model"]["budget"]["limit"]
+    want, got = (ort.InferenceSession(str(path)).run(None, data)[0] for path in (tmp_path / "m.onnx", target))
+    assert np.square(got - want).sum() < 0.01 * np.square(want).sum()

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
@@ -128,6 +129,18 @@ def by_channel(model: ir.Model, recipe: Recipe) -> bool:
     return recipe.qdq and opset_of(model) < OPSET
 
 
+def with_initializers(model: ir.Model) -> ir.Model:
+    """Return the model with its large constants as initializers, where plans look for weights; a copy if it has nodes.
+
+    Weights of a branch that all data take are nodes of type Constant, as exporters write them.
+    """
+    if not any(node.op_type == "Constant" for node in model.graph):
+        return model
+    made = model.clone()
+    LiftConstantsToInitializersPass()(made)
+    return made
+
+
 def beside(model: ir.Model, bits: Mapping[str, int]) -> dict[str, int]:
     """Return bits by weight in which a weight beside another, whose layer became two, has as many as that.
 
@@ -145,7 +158,7 @@ def plan_of(
     """Choose the matrices and tables that get smaller.
 
     Args:
-        model: the graph whose nodes will be changed.
+        model: the graph whose nodes will be changed, as `with_initializers` returns it.
         facts: its shapes.
         recipe: kind, form, block size and symmetry.
         bits: by weight, `FLOAT` for those that keep their numbers; a weight without bits has the fewest of these. If

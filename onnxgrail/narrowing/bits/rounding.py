@@ -23,6 +23,7 @@ from onnxgrail.graph.bits.plan import (
     beside,
     by_channel,
     plan_of,
+    with_initializers,
 )
 from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
@@ -110,6 +111,7 @@ def rounded(
     Raises:
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
     """
+    slim = with_initializers(slim)
     bits = beside(slim, bits)
     facts = observe(slim, prepared.fed_small(slim), providers=job.recipe.providers)
     made = copy(slim)

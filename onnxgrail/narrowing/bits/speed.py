@@ -14,7 +14,7 @@ from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.bits.folded import origin
-from onnxgrail.graph.bits.plan import Plan, plan_of
+from onnxgrail.graph.bits.plan import Plan, plan_of, with_initializers
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.fittable.matrices import LINEAR
 from onnxgrail.graph.io.model_file import HEAVY, copy, weight_bytes
@@ -57,6 +57,7 @@ def slow_weights(prepared: Prepared, model: ir.Model, job: Job, when: str) -> Sl
 
 
 def _measured(model: ir.Model, feed: Feed, recipe: Recipe) -> Slow:
+    model = with_initializers(model)
     whole, few = copy(model), copy(model)
     for node in (*whole.graph, *few.graph):
         node.name = key(node)
