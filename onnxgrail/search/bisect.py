@@ -122,9 +122,9 @@ def farthest(path: Path, seek: Seek, first: int = 0, known: Reach | None = None)
     """
     good, loss, bad = known or Reach(0, 0.0, len(path) + 1)
     found = {good: loss} if good else {}
-    for tries in range(seek.patience.tries):
-        wanted = first or path.reach(FIRST * seek.limit)
-        place = _next(path, seek.limit, found, (good, bad), 0 if tries else wanted)
+    wanted = first or path.reach(FIRST * seek.limit)
+    for _ in range(seek.patience.tries):
+        place, wanted = _next(path, seek.limit, found, (good, bad), wanted), 0
         if place is None or (good and seek.stop()):
             break
         found[place] = seek.judged(path, place)
