@@ -10,6 +10,7 @@ from contextlib import closing, nullcontext
 from onnxgrail.calibration.devices.lanes import solving_on
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
+from onnxgrail.calibration.runtime.provider import noting_left
 from onnxgrail.core import Recipe
 from onnxgrail.job.places import Places
 from onnxgrail.job.resume import replaceable
@@ -43,7 +44,7 @@ def opened(
     if first:
         places.check_apart()
     kept = nullcontext() if places.resume is None or not first else closing(Folder(places.resume))
-    with kept as folder, registered(custom_ops), solving_on(recipe.providers):
+    with kept as folder, registered(custom_ops), solving_on(recipe.providers), noting_left():
         if first:
             places.check_ready(functools.partial(replaceable, folder))
         steps = Steps(group=group, journal=folder or NO_JOURNAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from onnxgrail.allocation.found import Found
 from onnxgrail.calibration.devices.lanes import why_host
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.blocking import channel_block
+from onnxgrail.calibration.runtime.provider import left
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import INNER, Change, Recipe
 from onnxgrail.graph.flatten.direct import listed_text, unlisted_text
@@ -69,6 +71,7 @@ def notes_of(
         _unblocked(prepared, recipe, decision),
         _unfitted(decision),
         why_host(recipe.providers),
+        left_text(prepared, left()),
     ]
 
 
@@ -169,6 +172,22 @@ def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:
         f"{which} of {block} channels wide: ONNX Runtime computes {them} in blocks of {block} on this machine, so the "
         "next multiple may be as fast or faster"
     )
+
+
+def left_text(prepared: Prepared, nodes: Mapping[str, str]) -> str:
+    """Return a note on nodes that ran on the CPU although the model runs on a GPU.
+
+    Nodes that compute shapes are left out: ONNX Runtime gives them to the CPU on purpose.
+
+    Args:
+        prepared: the original model.
+        nodes: operators by name of node.
+    """
+    facts = prepared.survey.facts
+    shapes = {n.name for n in prepared.model.graph if not any(facts.has_floats(v.name or "") for v in n.outputs)}
+    counts = Counter(op for name, op in nodes.items() if name not in shapes)
+    ops = ", ".join(f"{op} ({count})" for op, count in sorted(counts.items()))
+    return f"these nodes ran on the CPU, since ONNX Runtime has no kernels for them on the GPU: {ops}" if ops else ""
 
 
 def _clamped(changes: Sequence[Change]) -> str:

@@ -12,7 +12,7 @@ import pytest
 import onnxgrail
 from onnxgrail.calibration.devices import lanes
 from onnxgrail.calibration.devices.values import ROOM, ValueLane
-from onnxgrail.calibration.runtime import session
+from onnxgrail.calibration.runtime import provider, session
 from onnxgrail.errors import DeviceError, UsageError
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.machine.device import CUDA, MEMORY, Device, device_of
@@ -107,8 +107,10 @@ def test_a_session_that_silently_got_the_cpu_is_refused(monkeypatch: pytest.Monk
         told.append(options)
         return ort.InferenceSession(*args, **options)
 
-    same = {n: getattr(ort, n) for n in ("SessionOptions", "GraphOptimizationLevel", "ExecutionOrder", "OrtValue")}
-    fake = types.SimpleNamespace(**same, InferenceSession=opened, get_available_providers=lambda: list(BOTH))
+    fake: Any = types.ModuleType("fake")
+    for name in ("SessionOptions", "GraphOptimizationLevel", "ExecutionOrder", "OrtValue"):
+        setattr(fake, name, getattr(ort, name))
+    fake.InferenceSession, fake.get_available_providers = opened, lambda: list(BOTH)
     monkeypatch.setattr(session, "runtime", lambda: fake)
     with pytest.raises(DeviceError, match=r"ONNX Runtime gave CPUExecutionProvider.*onnxgrail\[gpu\]"):
         onnxgrail.compress(to_bytes(mlp()), providers=BOTH, ratio=0.3)
@@ -144,7 +146,7 @@ def test_libraries_of_cuda_are_loaded_once() -> None:
         get_available_providers=lambda: list(BOTH), preload_dlls=functools.partial(loaded.append, "all")
     )
     for _ in range(3):
-        session._check_providers(ort, BOTH)
+        provider.check_providers(ort, BOTH)
     assert loaded == ["all"]
 
 

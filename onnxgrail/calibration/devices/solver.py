@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from onnxgrail.algebra.solve.linear import HOST, Factor
+from onnxgrail.calibration.runtime.provider import room_for
 from onnxgrail.core import Floats, Ints
 from onnxgrail.machine.device import Device
 
 SIDE = 1024  # smaller matrices: copies to the device and back cost more than they save
-
-T = TypeVar("T")
 
 
 class TensorLinear:
@@ -30,7 +28,7 @@ class TensorLinear:
         """Return the product of two matrices."""
         if min(*left.shape, right.shape[1]) < self._side:
             return HOST.product(left, right)
-        return self._tried(
+        return room_for(
             lambda: _back(self._there(left) @ self._there(right)),
             lambda: HOST.product(left, right),
         )
@@ -47,13 +45,13 @@ class TensorLinear:
         """Return the Cholesky factor of a symmetric matrix; it stays on the device."""
         if len(matrix) < self._side:
             return HOST.cholesky(matrix)
-        return self._tried(lambda: self._factor(matrix), lambda: HOST.cholesky(matrix))
+        return room_for(lambda: self._factor(matrix), lambda: HOST.cholesky(matrix))
 
     def inverse(self, matrix: Floats) -> Floats:
         """Return the inverse (h, h) of a positive definite matrix."""
         if len(matrix) < self._side:
             return HOST.inverse(matrix)
-        found = self._tried(lambda: _back(torch.cholesky_inverse(self._lower(matrix))), lambda: HOST.inverse(matrix))
+        found = room_for(lambda: _back(torch.cholesky_inverse(self._lower(matrix))), lambda: HOST.inverse(matrix))
         if not np.isfinite(found).all():
             raise np.linalg.LinAlgError("not finite")
         return found
@@ -63,7 +61,7 @@ class TensorLinear:
 
         def solve(rhs: Floats) -> Floats:
             right = rhs if rhs.ndim == 2 else rhs[:, None]
-            return self._tried(
+            return room_for(
                 lambda: _back(torch.cholesky_solve(self._there(right), lower)).reshape(rhs.shape),
                 lambda: HOST.factor(_back(lower)).solve(rhs),
             )
@@ -79,14 +77,6 @@ class TensorLinear:
 
     def _there(self, array: Floats) -> Any:
         return torch.tensor(np.asarray(array, np.float64), device=self._device.place)
-
-    def _tried(self, there: Callable[[], T], here: Callable[[], T]) -> T:
-        """Return the result from the device, or from the host if the device is out of memory."""
-        try:
-            return there()
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return here()
 
 
 def _back(array: Any) -> Floats:

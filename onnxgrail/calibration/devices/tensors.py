@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch
 from onnxgrail.algebra.moments.gram import LARGEST, SMALLEST, not_finite, wrong_mask
 from onnxgrail.algebra.moments.triangles import length, packed
 from onnxgrail.calibration.devices.values import ends, fits, handed_on
+from onnxgrail.calibration.runtime.provider import room_for
 from onnxgrail.calibration.runtime.session import Session
 from onnxgrail.core import Array, Bools, Feed, Floats, Probe
 from onnxgrail.graph.io.widen import wide
@@ -26,6 +27,8 @@ FLOATS = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "ten
 NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.float64: np.float64}
 SHARE = 4  # 1 / SHARE of a GPU's free memory may hold cached activations
 NUMBERS = 2**26  # values of rows multiplied at once: bounds the memory for their wider copies
+
+T = TypeVar("T")
 
 
 def sees(device: Device) -> bool:
@@ -40,7 +43,7 @@ def settled(device: Device) -> None:
 
 
 class TensorLane:
-    """A lane that keeps floating-point activations in torch tensors on a device.
+    """A lane that keeps floating-point activations in torch tensors on a device, and on the host if it is full.
 
     Integers and booleans, which are small and determine shapes, stay on the host.
     """
@@ -89,7 +92,7 @@ class TensorLane:
     def kept(self, array: Any, room: int) -> Any:
         """Return a copy for later use, so that borrowed memory can be released."""
         fits = torch.is_tensor(array) and self.size(array) <= room
-        return array.clone() if fits else self.host(array)
+        return room_for(array.clone, lambda: self.host(array)) if fits else self.host(array)
 
     def size(self, array: Any) -> int:
         """Return the bytes on the device."""
@@ -103,14 +106,21 @@ class TensorLane:
 
     def compress(self, stays: Bools, array: Any, axis: int) -> Any:
         """Return the positions of an axis that `stays` selects."""
-        if not torch.is_tensor(array):
-            return np.compress(stays, array, axis=axis)
-        places: Any = torch.tensor(np.flatnonzero(stays), device=self._device.place)
-        return torch.index_select(array, axis, places)
+
+        def here() -> Array:
+            return np.compress(stays, self.host(array), axis=axis)
+
+        def there() -> Any:
+            return torch.index_select(array, axis, torch.tensor(np.flatnonzero(stays), device=self._device.place))
+
+        return room_for(there, here) if torch.is_tensor(array) else here()
 
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Any:
-        """Return the concatenated arrays as a tensor on the device."""
-        return torch.cat([tensor(array, self._device) for array in arrays], dim=axis)
+        """Return the concatenated arrays, as a tensor on the device if there is room."""
+        return room_for(
+            lambda: torch.cat([tensor(array, self._device) for array in arrays], dim=axis),
+            lambda: np.concatenate([self.host(array) for array in arrays], axis=axis),
+        )
 
     def sums(self, probe: Probe) -> TensorSums:
         """Return an accumulator of the probe's second moments on the device."""
@@ -118,7 +128,10 @@ class TensorLane:
 
 
 class TensorSums:
-    """Second moments like `Sums`, on a device: a float32 matrix of a few batches, added to a float64 matrix."""
+    """Second moments like `Sums`, on a device: a float32 matrix of a few batches, added to a float64 matrix.
+
+    If the device is full, the sums move to the host and the rest is added there.
+    """
 
     def __init__(self, probe: Probe, device: Device) -> None:
         self._probe, self._device = probe, device
@@ -133,7 +146,7 @@ class TensorSums:
         Raises:
             DataError: `rows` and the activation differ in length, or a value is not finite.
         """
-        flat = _rows(tensor(x, self._device), placed, rows)
+        flat = self._with_room(lambda: _rows(tensor(x, self._device), placed, rows))
         if not len(flat):
             return
         low, high = torch.aminmax(flat)  # NaN if a value is NaN
@@ -142,21 +155,39 @@ class TensorSums:
             raise not_finite(flat.numel() - int(torch.isfinite(flat).sum()), flat.numel(), placed)
         single = flat.dtype != torch.float64 and (peak == 0.0 or SMALLEST < peak < LARGEST)
         for some in flat.split(max(1, NUMBERS // self._probe.width)):
-            if self._probe.alone:
-                self._double = _added(self._double, some.double().square().sum(0))
-            elif single:
-                self._single = _grown(self._single, some)
-            else:
-                self._double = _added(self._double, some.double().T @ some.double())
-        self._total += flat.sum(0, dtype=torch.float64)
+            self._with_room(lambda some=some: self._include(tensor(some, self._device), single))  # type: ignore[misc]
         self._count += len(flat)
+
+    def _include(self, rows: Any, single: bool) -> None:
+        """Add rows (n, h), or change nothing if the device is full: every step that needs memory precedes the sums."""
+        total = rows.sum(0, dtype=torch.float64)
+        if self._probe.alone:
+            self._double = _added(self._double, rows.double().square().sum(0))
+        elif single:
+            self._single = _grown(self._single, rows)
+        else:
+            wide = rows.double()
+            self._double = _added(self._double, wide.T @ wide)
+        self._total += total
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """Return the result of work with the sums; if the device is full, again after they have moved to the host."""
+
+        def on_the_host() -> T:
+            self._device = Device()
+            self._single, self._double, self._total = (
+                None if sums is None else sums.cpu() for sums in (self._single, self._double, self._total)
+            )
+            return work()
+
+        return room_for(work, on_the_host)
 
     def take(self, part: TensorSums) -> None:
         """Add the sums of `part` in float64 and reset `part`."""
         for matrix in (part._single, part._double):
             if matrix is not None:
-                self._double = _added(self._double, matrix) if self._double is not None else matrix.double()
-        self._total += part._total
+                self._with_room(lambda matrix=matrix: self._merge(matrix))  # type: ignore[misc]
+        self._total += part._total.to(self._total.device)
         self._count += part._count
         part._single = part._double = None
         part._total, part._count = part._zeros(self._probe.width), 0
@@ -175,14 +206,18 @@ class TensorSums:
         self._double, self._total, self._count = None, self._zeros(width), 0
         return found
 
+    def _merge(self, matrix: Any) -> None:
+        matrix = matrix.to(self._device.place)
+        self._double = matrix.double() if self._double is None else self._double.add_(matrix)
+
     def _zeros(self, count: int) -> Any:
         return torch.zeros(count, dtype=torch.float64, device=self._device.place)
 
 
-def tensor(array: Array, device: Device) -> Any:
+def tensor(array: Any, device: Device) -> Any:
     """Return an array as a tensor on a device; float16, float32 and float64 keep their dtype."""
     if torch.is_tensor(array):
-        return array
+        return array.to(device.place)
     array = array if array.dtype in NUMPY.values() else array.astype(np.float32)
     return torch.tensor(np.ascontiguousarray(array), device=device.place)
 

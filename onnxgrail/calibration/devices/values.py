@@ -15,6 +15,7 @@ import numpy as np
 from onnxgrail.algebra.moments.gram import LARGEST, SMALLEST, Squares, Sums, wrong_mask
 from onnxgrail.algebra.moments.triangles import packed
 from onnxgrail.calibration.devices.kernels import Kernels, Rows, copying, joining, moments, picking, widening
+from onnxgrail.calibration.runtime.provider import room_for
 from onnxgrail.calibration.runtime.session import CPU, Session
 from onnxgrail.core import Array, Bools, Feed, Floats, Probe
 from onnxgrail.graph.io.widen import wide
@@ -109,7 +110,8 @@ class ValueLane:
         """Return a copy for later use, so that borrowed memory can be released."""
         if not isinstance(array, Held) or array.nbytes > room:
             return self.host(array)
-        return self.call(copying, [WORDS[array.dtype]], {"x": array})  # type: ignore[dict-item]
+        choices, feed = [WORDS[array.dtype]], dict[str, Any](x=array)
+        return room_for(lambda: self.call(copying, choices, feed), lambda: self.host(array))
 
     def size(self, array: Any) -> int:
         """Return the bytes on the device."""
@@ -121,16 +123,26 @@ class ValueLane:
 
     def compress(self, stays: Bools, array: Any, axis: int) -> Any:
         """Return the positions of an axis that `stays` selects."""
-        if not isinstance(array, Held):
-            return np.compress(stays, array, axis=axis)
-        return self.call(picking, [WORDS[array.dtype], axis], {"x": array, "index": np.flatnonzero(stays)})  # type: ignore[dict-item]
+
+        def here() -> Array:
+            return np.compress(stays, self.host(array), axis=axis)
+
+        def there() -> Any:
+            return self.call(picking, [WORDS[array.dtype], axis], {"x": array, "index": np.flatnonzero(stays)})
+
+        return room_for(there, here) if isinstance(array, Held) else here()
 
     def concatenate(self, arrays: Sequence[Any], axis: int) -> Any:
         """Return the concatenated arrays."""
-        if not all(isinstance(array, Held) for array in arrays):
+
+        def here() -> Array:
             return np.concatenate([self.host(array) for array in arrays], axis=axis)
-        feed = {f"x{number}": array for number, array in enumerate(arrays)}
-        return self.call(joining, [WORDS[arrays[0].dtype], axis, len(arrays)], feed)
+
+        def there() -> Any:
+            feed = {f"x{number}": array for number, array in enumerate(arrays)}
+            return self.call(joining, [WORDS[arrays[0].dtype], axis, len(arrays)], feed)
+
+        return room_for(there, here) if all(isinstance(array, Held) for array in arrays) else here()
 
     def sums(self, probe: Probe) -> ValueSums:
         """Return an accumulator of the probe's second moments on the device."""
@@ -145,8 +157,8 @@ class ValueLane:
 class ValueSums:
     """Second moments like `Sums`, on a device: a float32 matrix of a few batches, added to a float64 matrix.
 
-    If the probe's channels stand alone, full products are computed on the device too.  Float64 activations, and values
-    outside the range of float32 sums, are summed on the host.
+    If the probe's channels stand alone, full products are computed on the device too.  Float64 activations, values
+    outside the range of float32 sums, and batches for which the device has no room are summed on the host.
     """
 
     def __init__(self, probe: Probe, lane: ValueLane) -> None:
@@ -169,10 +181,10 @@ class ValueSums:
         if x.dtype in (np.float32, np.float16):
             before = _zero(np.float32) if self._single is None else self._single
             feed |= {"x": x, "before": before, "ones": np.ones((count, 1), np.float32)}
-            gram, total, squares = self._lane.moments(layout, feed)
-            if SMALLEST**2 < squares.max() < LARGEST**2:  # False if a value is NaN
-                self._single = gram
-                self._total += total
+            found = room_for(lambda: self._lane.moments(layout, feed), lambda: None)
+            if found is not None and SMALLEST**2 < found[2].max() < LARGEST**2:  # False if a value is NaN
+                self._single = found[0]
+                self._total += found[1]
                 self._count += count
                 return
         self._rest.add(self._lane.host(x), placed, rows)
@@ -181,7 +193,11 @@ class ValueSums:
         """Add the sums of `part` in float64 and reset `part`."""
         if part._single is not None:
             before = _zero(np.float64) if self._double is None else self._double
-            self._double = self._lane.call(widening, [], {"part": part._single, "before": before})
+            both = {"part": part._single, "before": before}
+            self._double = room_for(
+                lambda: self._lane.call(widening, [], both),
+                lambda: self._lane.host(before) + self._lane.host(both["part"]),
+            )
         self._rest.take(part._rest)
         self._total += part._total
         self._count += part._count

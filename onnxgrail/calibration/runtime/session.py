@@ -8,7 +8,6 @@ import importlib
 import importlib.metadata
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from onnxgrail.calibration.runtime.limit import limited
+from onnxgrail.calibration.runtime.provider import FULL, check_providers, is_full, note_left, one_arena, room_for
 from onnxgrail.calibration.runtime.threads import count
 from onnxgrail.calibration.runtime.wording import reason, shapes_of
 from onnxgrail.core import Array, Feed
@@ -26,7 +26,7 @@ from onnxgrail.errors import DeviceError, MissingExtraError, ModelError, OnnxGra
 from onnxgrail.graph.io.mapped import ROOT
 from onnxgrail.graph.io.serial import Packed
 from onnxgrail.graph.io.widen import wide
-from onnxgrail.machine.device import CUDA, Device, device_of
+from onnxgrail.machine.device import Device, device_of
 
 CPU = ("CPUExecutionProvider",)
 REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxgrail[gpu]' (or [cpu])"
@@ -74,7 +74,8 @@ class Session:
         with self._explaining(feed):
             arrays = {n: wide(feed[n]) for n in self.inputs}
             with limited() as options:
-                values = self._handle.run(list(self.output_names), arrays, options)
+                run = functools.partial(self._handle.run, list(self.output_names), arrays, options)
+                values = room_for(run, run)
         return dict(zip(self.output_names, values, strict=True))
 
     def run_bound(self, feed: Feed, bind: Callable[[Any], None]) -> list[Any]:
@@ -88,7 +89,8 @@ class Session:
             bind(binding)
             binding.synchronize_inputs()
             with limited() as options:
-                self._handle.run_with_iobinding(binding, options)
+                run = functools.partial(self._handle.run_with_iobinding, binding, options)
+                room_for(run, run)
             binding.synchronize_outputs()
             return list(binding.get_outputs())
 
@@ -104,7 +106,10 @@ class Session:
         except KeyError as error:
             raise ModelError(f"the feed has no value for input {error}") from error
         except Exception as error:
-            raise ModelError(f"ONNX Runtime failed on the feed {shapes_of(feed)}: {reason(error)}") from error
+            hint = FULL if is_full(error) else ""
+            raise ModelError(
+                f"ONNX Runtime failed on the feed {shapes_of(feed)}: {reason(error)}", hint=hint
+            ) from error
 
     def end_profile(self) -> Path:
         """End the measurement of kernels that `Setup.profile` asked for; return the path of its JSON file."""
@@ -176,7 +181,7 @@ def open_session(
         ModelError: ONNX Runtime rejects the model.
     """
     ort, device = runtime(), device_of(setup.providers)
-    _check_providers(ort, device.names)
+    check_providers(ort, device.names)
     options = _options(ort, device, setup)
     if isinstance(source, bytes | Packed):
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", ROOT)
@@ -210,11 +215,12 @@ def _options(ort: ModuleType, device: Device, setup: Setup) -> Any:
     wanted = level.ORT_ENABLE_ALL if setup.extended else level.ORT_ENABLE_BASIC
     options.graph_optimization_level = wanted if setup.optimise else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = setup.threads or count()
-    if not setup.once and device.names == CPU and _one_arena(ort):
+    if (device.kind == "cuda" or (not setup.once and device.names == CPU)) and one_arena(ort, device):
         options.add_session_config_entry("session.use_env_allocators", "1")
     if device.kind == "cuda":
         options.use_deterministic_compute = True
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     # Spinning workers would take cores from linear algebra between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_mem_reuse = not setup.deep
@@ -233,9 +239,15 @@ def _options(ort: ModuleType, device: Device, setup: Setup) -> Any:
 
 def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device) -> Any:
     """Open an InferenceSession with the preferred provider; by default the runtime would silently take another."""
+
+    def start() -> Any:
+        return ort.InferenceSession(source, sess_options=options, providers=device.providers, enable_fallback=0)
+
     try:
-        handle = ort.InferenceSession(source, sess_options=options, providers=device.providers, enable_fallback=0)
+        handle = room_for(start, start)
     except Exception as error:
+        if is_full(error):
+            raise ModelError(f"no memory for this model on {device.place}: {reason(error)}", hint=FULL) from error
         if device.kind == "cuda" and _FAILED_DEVICE.search(str(error)):
             raise DeviceError(f"{device.place} does not start: {reason(error)}", hint=CHECK_CUDA) from error
         hint = "Try it in onnxruntime alone; a newer release may know its opset"
@@ -245,6 +257,8 @@ def _started(ort: ModuleType, source: bytes | str, options: Any, device: Device)
     got = handle.get_providers()
     if device.names and device.names[0] not in got:
         raise DeviceError(f"asked for {device.names[0]}, ONNX Runtime gave {', '.join(got)}", hint=CHECK_CUDA)
+    if device.kind == "cuda":
+        note_left(handle)
     return handle
 
 
@@ -299,40 +313,8 @@ def runtime() -> ModuleType:
 
 
 @functools.cache
-def _one_arena(ort: ModuleType) -> bool:
-    """Make consecutive sessions share a memory arena, because fresh pages are expensive; return False if it fails."""
-    kind, place = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, ort.OrtMemType.DEFAULT
-    grown_as_asked = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": -1}
-    try:
-        arena = ort.OrtArenaCfg({**grown_as_asked, "max_dead_bytes_per_chunk": -1})
-        ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", kind, 0, place), arena)
-    except Exception:  # noqa: BLE001  an older runtime, or the program has registered its own
-        return False
-    return True
-
-
-@functools.cache
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _check_providers(ort: ModuleType, providers: Sequence[str]) -> None:
-    available = ort.get_available_providers()
-    for name in providers:
-        if name == CUDA and name not in available:
-            fix = "Run: pip uninstall -y onnxruntime && pip install 'onnxgrail[gpu]'"
-            raise DeviceError(f"this build of ONNX Runtime has no {name}, only {', '.join(available)}", hint=fix)
-        if name not in available:
-            raise UsageError(f"this build of ONNX Runtime has no {name}", hint=f"It has {', '.join(available)}")
-    if CUDA in providers and hasattr(ort, "preload_dlls"):
-        _preload(ort.preload_dlls)
-
-
-@functools.cache
-def _preload(load: Callable[[], None]) -> None:
-    """Load the CUDA libraries installed by pip, once, because it reads a dozen files."""
-    with contextlib.redirect_stdout(sys.stderr):  # it prints missing libraries
-        load()
