@@ -31,12 +31,14 @@ class Rows:
         turned: True if channels are not the last axis, or have several positions each (flattened feature maps), which
             become rows.
         chosen: True if padded rows are left out.
+        alone: True if only the squares of channels are summed, not their products.
     """
 
     kind: str
     picked: bool
     turned: bool
     chosen: bool
+    alone: bool
 
 
 class Kernels:
@@ -55,7 +57,7 @@ class Kernels:
 
 
 def moments(rows: Rows) -> bytes:
-    """Build a graph: of the rows (n, h) of `x`, the products added to `before`, sums, and sums of squares, in float32.
+    """Build a graph: of the rows (n, h) of `x`, sums, sums of squares, and products added to `before`, in float32.
 
     Its inputs are sizes and indices: `front` (lead, channels, trail) with `index`, `split` (lead, h, members, trail),
     `places` (positions, numbers in each) with `rows`, and `flat` (-1, h); and `ones` (n, 1).  Rows are gathered, not
@@ -79,12 +81,16 @@ def moments(rows: Rows) -> bytes:
         nodes.append(helper.make_node(op, [last, other] if other else [last], [made], **choices))
         last = made
     nodes += [
-        helper.make_node("Gemm", [last, last, "before"], ["gram"], transA=1),
         helper.make_node("Gemm", ["ones", last], ["total"], transA=1),  # more accurate than ReduceSum
-        helper.make_node("ReduceSumSquare", [last], ["squares"], axes=[0], keepdims=0),
+        helper.make_node("Mul", [last, last], ["squared"]),
+        helper.make_node("Gemm", ["ones", "squared"], ["squares"], transA=1),
     ]
-    outputs = dict.fromkeys(("gram", "total", "squares"), SINGLE)
-    return _graph(nodes, {**inputs, "flat": COUNTS, "ones": SINGLE, "before": SINGLE}, outputs)
+    inputs |= {"flat": COUNTS, "ones": SINGLE}
+    outputs = dict.fromkeys(("total", "squares"), SINGLE)
+    if not rows.alone:
+        nodes.append(helper.make_node("Gemm", [last, last, "before"], ["gram"], transA=1))
+        inputs, outputs = inputs | {"before": SINGLE}, outputs | {"gram": SINGLE}
+    return _graph(nodes, inputs, outputs)
 
 
 def widening() -> bytes:

@@ -148,17 +148,17 @@ class ValueLane:
         """Return an accumulator of the probe's second moments on the device."""
         return ValueSums(probe, self)
 
-    def moments(self, rows: Rows, feed: Feed) -> tuple[Held, Floats, Floats]:
+    def moments(self, rows: Rows, feed: Feed) -> tuple[Held | None, Floats, Floats]:
         """Run the graph `kernels.moments`; return products on the device, sums and sums of squares on the host."""
         found = self.bound(self._kernels.session(moments, rows), feed, ["gram"])
-        return found["gram"], found["total"][0], found["squares"]
+        return found.get("gram"), found["total"][0], found["squares"][0]
 
 
 class ValueSums:
     """Second moments like `Sums`, on a device: a float32 matrix of a few batches, added to a float64 matrix.
 
-    If the probe's channels stand alone, full products are computed on the device too.  Float64 activations, values
-    outside the range of float32 sums, and batches for which the device has no room are summed on the host.
+    Float64 activations, values outside the range of float32 sums, and batches for which the device has no room are
+    summed on the host.
     """
 
     def __init__(self, probe: Probe, lane: ValueLane) -> None:
@@ -166,7 +166,7 @@ class ValueSums:
         self._single: Any = None
         self._double: Any = None
         self._rest: Any = Squares(probe) if probe.alone else Sums(probe)
-        self._total: Floats = np.zeros(probe.width)
+        self._total, self._squares = np.zeros((2, probe.width))
         self._count = 0
 
     def add(self, x: Any, placed: Probe, rows: Bools | None = None) -> None:
@@ -185,6 +185,7 @@ class ValueSums:
             if found is not None and SMALLEST**2 < found[2].max() < LARGEST**2:  # False if a value is NaN
                 self._single = found[0]
                 self._total += found[1]
+                self._squares += found[2]
                 self._count += count
                 return
         self._rest.add(self._lane.host(x), placed, rows)
@@ -200,8 +201,10 @@ class ValueSums:
             )
         self._rest.take(part._rest)
         self._total += part._total
+        self._squares += part._squares
         self._count += part._count
-        part._single, part._total, part._count = None, np.zeros(self._probe.width), 0
+        part._single, part._count = None, 0
+        part._total[:] = part._squares[:] = 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
         """Return the sums on the host and reset: the triangle, sums (h,) and the number of rows.
@@ -209,12 +212,14 @@ class ValueSums:
         If the probe's channels stand alone, the triangle is a diagonal (h,).
         """
         half, total, count = self._rest.drain()
-        if self._double is not None:
-            gram = self._lane.host(self._double)
-            gram = gram.diagonal() if self._probe.alone else packed(gram)
+        if self._probe.alone:
+            half = half + self._squares
+        elif self._double is not None:
+            gram = packed(self._lane.host(self._double))
             half = gram if not count else gram + half
         found = half, self._total + total, self._count + count
-        self._double, self._total, self._count = None, np.zeros(self._probe.width), 0
+        self._double, self._count = None, 0
+        self._total, self._squares = np.zeros((2, self._probe.width))
         return found
 
 
@@ -234,6 +239,7 @@ def _layout(x: Any, probe: Probe, rows: Bools | None) -> tuple[Rows, dict[str, A
         picked=not np.array_equal(index, np.arange(channels)),
         turned=members * trail > 1,
         chosen=rows is not None,
+        alone=probe.alone,
     )
     feed = {
         "front": (lead, channels, trail),
