@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -9,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.algebra.moments.cross import Pairs, moments_of
+from onnxgrail.algebra.moments.cross import moments_of
 from onnxgrail.algebra.moments.regression import Moments, zero_moments
 from onnxgrail.algebra.moments.triangles import unpacked
+from onnxgrail.calibration.devices.lanes import Lane
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.threads import Step, pass_by, share
 from onnxgrail.calibration.stream import rows
@@ -20,6 +22,7 @@ from onnxgrail.calibration.stream.sizes import bytes_left, scale_of
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Array, Block, Bools, Floats, Ints, Recipe
+from onnxgrail.graph.fittable.consumers import Consumer
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.group.sums import FIRST, Owners, Shard, Tally
@@ -119,15 +122,15 @@ class Pair:
 
         def added(shard: Shard, walked: Iterator[Side]) -> Tally:
             tally = Tally(shard)
-            groups = [Pairs(stage.features, stage.outputs) for _ in range(PARTS)]
+            groups = [lane.pairs(stage.features, stage.outputs) for _ in range(PARTS)]
             for number, side in zip(shard.numbers, walked, strict=True):
                 self._add(groups, stage, number, side)
-                if shard.closes(number):
+                if shard.closes(number, whole=lane.whole):
                     tally.add(number, (array for group in groups for array in group.drain()))
                 tick()
             return tally
 
-        ways = self._ways(stage)
+        ways, lane = self._ways(stage), self.dense.lane
         with self.following(stage, ledger, end, ways) as step:
             tally, *others = share(self.dense.shard, ways, step, added)
         tally.join(others)
@@ -137,28 +140,26 @@ class Pair:
         columns = stage.tasks[0].inputs if stage.through else stage.outputs
         return self.dense.ways(12 * PARTS * stage.features * (stage.features + columns))
 
-    def _add(self, groups: Sequence[Pairs], stage: Stage, number: int, side: Side) -> None:
+    def _add(self, groups: Sequence[Any], stage: Stage, number: int, side: Side) -> None:
         """Add the rows of one batch to their parts."""
-        shard, (goal, slim) = self.dense.shard, side
+        shard, lane, (goal, slim) = self.dense.shard, self.dense.lane, side
         if not _matching(stage, goal, slim):
             return
         mask = self.dense.masks[number - shard.numbers.start]
         wanted = rows_wanted(stage) // shard.total + 1
         rng = np.random.default_rng((self.seed, stage.first.position, number))
-        like = goal[stage.goals[0]]
-        where = _real(rows.positions(like.shape, stage.first.made, wanted, rng), like, mask)
-        z = rows.inputs(slim[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
-        t = _targets(stage, goal, slim, where, len(z))
-        x = None
-        if stage.through:
-            x = rows.inputs(goal[stage.first.source], stage.first, like.shape, where).astype(np.float32, copy=False)
+        shape = goal[stage.goals[0]].shape
+        where = _real(rows.positions(shape, stage.first.made, wanted, rng), shape, mask)
+        z = _inputs(lane, slim[stage.first.source], stage.first, shape, where)
+        t = _targets(lane, stage, side, where)
+        x = _inputs(lane, goal[stage.first.source], stage.first, shape, where) if stage.through else None
         if shard.total >= 2 * FOLDS:
             groups[number % FOLDS == JUDGE].add(z, t, x)
             return
-        fold = _fold(rows.numbers(where, like.shape, stage.first.made), like, stage, int(self.starts[number]))
+        fold = _fold(rows.numbers(where, shape, stage.first.made), shape, stage, int(self.starts[number]))
         for part, group in enumerate(groups):
             mine = (fold == JUDGE) == part
-            group.add(z[mine], t[mine], None if x is None else x[mine])
+            group.add(*(None if array is None else lane.compress(mine, array, 0) for array in (z, t, x)))
 
 
 def rows_wanted(stage: Stage) -> int:
@@ -173,7 +174,7 @@ def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]
     may differ, and the rows then don't correspond.
     """
     first = stage.first
-    if stage.goals[0] not in goal or not goal[stage.goals[0]].size:
+    if stage.goals[0] not in goal or not math.prod(goal[stage.goals[0]].shape):
         return False
     source, like = slim[first.source], goal[stage.goals[0]]
     if first.window is not None:
@@ -237,9 +238,9 @@ def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, steps: S
     return np.cumsum(sizes_of_all).astype(np.int64) - sizes_of_all.astype(np.int64)
 
 
-def _real(where: Where, target: Array, mask: Bools | None) -> Where:
-    """Return the positions that are not padding."""
-    if mask is None or target.shape[:-1] not in (mask.shape, (mask.size,)):
+def _real(where: Where, shape: tuple[int, ...], mask: Bools | None) -> Where:
+    """Return the positions of a target that are not padding."""
+    if mask is None or shape[:-1] not in (mask.shape, (mask.size,)):
         return where
     real = np.asarray(mask).ravel()
     if isinstance(where, slice):
@@ -247,24 +248,30 @@ def _real(where: Where, target: Array, mask: Bools | None) -> Where:
     return where[real[where]]
 
 
-def _targets(stage: Stage, goals: Mapping[str, Array], slim: Mapping[str, Array], where: Where, count: int) -> Array:
+def _inputs(lane: Lane, array: Array, consumer: Consumer, shape: tuple[int, ...], where: Where) -> Array:
+    """Return a consumer's inputs (rows, features) in float32, for flat positions of its output of this shape."""
+    if consumer.window is None:
+        return lane.rows(array, consumer.axis, where)
+    return rows.patches(lane.host(array), consumer.window, shape, where).astype(np.float32, copy=False)
+
+
+def _targets(lane: Lane, stage: Stage, side: Side, where: Where) -> Array:
     """Return the dense outputs of all layers (rows, outputs), less the narrowed network's residual and bias."""
-    found = np.empty((count, stage.outputs), np.float32)
-    first = 0
+    goals, slim = side
+    found = []
     for task in stage.tasks:
-        mine = found[:, first : (first := first + task.outputs)]
-        goal = rows.outputs(goals[task.goal], task.consumer.made, where)
-        mine[...] = goal if task.made.all() else np.take(goal, np.flatnonzero(task.made), axis=1)
+        goal = lane.rows(goals[task.goal], task.consumer.made, where)
+        goal = goal if task.made.all() else lane.compress(task.made, goal, 1)
         if task.consumer.residual:
-            mine -= rows.outputs(slim[task.consumer.residual], task.consumer.made, where)
-        mine -= task.consumer.bias[task.made].astype(np.float32)
-    return found
+            goal = lane.minus(goal, lane.rows(slim[task.consumer.residual], task.consumer.made, where))
+        found.append(lane.minus(goal, task.consumer.bias[task.made].astype(np.float32)))
+    return found[0] if len(found) == 1 else lane.concatenate(found, 1)
 
 
-def _fold(where: Ints, target: Array, stage: Stage, first: int) -> Ints:
-    """Return the fold of every row: samples are assigned in turn, or rows if there is a single sample."""
+def _fold(where: Ints, shape: tuple[int, ...], stage: Stage, first: int) -> Ints:
+    """Return the fold of every row of a target: samples are assigned in turn, or rows if there is a single sample."""
     made = stage.first.made
-    samples = target.shape[0] if made else 1
-    each = max(1, target.size // target.shape[made] // samples)
+    samples = shape[0] if made else 1
+    each = max(1, math.prod(shape) // shape[made] // samples)
     sample = where // each + first
     return (sample if samples > 1 or first else where) % FOLDS

@@ -67,7 +67,8 @@ def test_patches_times_weights_are_the_convolution(attributes: str, kernel: tupl
     where = rows.positions(y.shape, consumer.made, 50, np.random.default_rng(0))
     assert len(rows.numbers(where, y.shape, consumer.made)) == min(50, y.size // 4)
     weight = model.graph.initializers["w2"].const_value.numpy()  # type: ignore[union-attr]
-    found = rows.inputs(r, consumer, y.shape, where) @ weight.reshape(4, -1).T + consumer.bias
+    assert consumer.window is not None
+    found = rows.patches(r, consumer.window, y.shape, where) @ weight.reshape(4, -1).T + consumer.bias
     np.testing.assert_allclose(found, rows.outputs(y, consumer.made, where), atol=1e-5)
 
 

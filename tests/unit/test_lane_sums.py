@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnxgrail.algebra.moments.cross import TOGETHER
 from onnxgrail.algebra.moments.gram import Sums
 from onnxgrail.algebra.moments.triangles import unpacked
 from onnxgrail.calibration.devices.lanes import HOST
 from onnxgrail.calibration.devices.values import ValueSums
+from onnxgrail.calibration.stream.rows import ALL
 from onnxgrail.core import Array, Probe
 from onnxgrail.errors import DataError
 from tests.unit.test_gram import LAYOUTS
@@ -110,6 +112,26 @@ def test_float32_within_a_batch_costs_little(way: Way) -> None:
     want = wide.T @ wide
     assert np.abs(unpacked(half, 48) - want).max() <= 2e-6 * want.max()
     np.testing.assert_allclose(sums, wide.sum(axis=0), rtol=2e-6)
+
+
+@every_way
+@pytest.mark.parametrize("through", [False, True], ids=["targets", "inputs of the targets"])
+@pytest.mark.parametrize(("features", "count"), [(5, 30), (5, TOGETHER + 9), (1100, 40)], ids=str)
+def test_products_for_a_fit_are_those_of_the_host(way: Way, features: int, count: int, through: bool) -> None:
+    rng = np.random.default_rng(0)
+    batches = [[rng.standard_normal((n, c)).astype(np.float32) for c in (features, 3, 4)] for n in (count, 0, 7)]
+    found = []
+    for lane in (HOST, way.lane()):
+        pairs = lane.pairs(features, 3)
+        assert all(not array.size for array in pairs.drain())
+        for _ in range(2):  # drained sums start anew
+            for z, t, x in batches:
+                pairs.add(*(lane.rows(a if lane is HOST else way.there(a), 1, ALL) for a in (z, t, x)[: 2 + through]))
+            sums = pairs.drain()
+        found.append((unpacked(sums[0], features), *sums[1:]))
+    for one, other in zip(*found, strict=True):
+        assert (other.dtype, other.shape) == (one.dtype, one.shape)
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5 * np.abs(one).max())
 
 
 @every_way

@@ -239,7 +239,7 @@ def same(a: Any, b: Any) -> None:
 
 NETS = {
     "mlp": (nets.mlp, lambda: nets.vectors(80)),
-    "convnet": (nets.convnet, lambda: nets.images(24)),
+    "convnet": (nets.convnet, lambda: nets.images(28)),
     "padded transformer": (nets.transformer, lambda: nets.tokens(24, padded=True)),
     "half mlp": (lambda: nets.mlp(dtype=np.float16), lambda: nets.vectors(80, dtype=np.float16)),
     "bfloat16 mlp": (lambda: ir.to_proto(halved(ir.from_proto(nets.mlp()), "bf16")), lambda: nets.vectors(80)),

@@ -15,8 +15,9 @@ from onnxgrail.machine.device import Device
 
 torch = pytest.importorskip("torch")
 
-from onnxgrail.calibration.devices import tensors  # noqa: E402  needs torch
-from onnxgrail.calibration.devices.tensors import TensorLane, TensorSums  # noqa: E402
+from onnxgrail.calibration.devices import sums  # noqa: E402  needs torch
+from onnxgrail.calibration.devices.sums import TensorPairs, TensorSums  # noqa: E402
+from onnxgrail.calibration.devices.tensors import TensorLane  # noqa: E402
 
 
 def test_large_matrices_are_solved_there() -> None:
@@ -70,9 +71,9 @@ def breaking(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, number: int
 
 
 FULL = {
-    "rows": (tensors, "_rows", np.float32, (1, 2, 4)),
-    "products": (tensors, "_grown", np.float32, (1, 2, 3, 8)),
-    "sums": (tensors, "_added", np.float64, (1, 2, 3, 8)),
+    "rows": (sums, "_rows", np.float32, (1, 2, 4)),
+    "products": (sums, "_grown", np.float32, (1, 2, 3, 8)),
+    "sums": (sums, "_added", np.float64, (1, 2, 3, 8)),
     "widening": (torch.Tensor, "double", np.float64, (1, 2, 3, 8)),
     "merging": (torch.Tensor, "double", np.float32, (1,)),
 }
@@ -85,7 +86,7 @@ FULL = {
 def test_sums_move_to_the_host_if_the_device_is_full(
     place: Any, name: str, dtype: Any, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensors, "NUMBERS", 24)  # several parts of each batch
+    monkeypatch.setattr(sums, "NUMBERS", 24)  # several parts of each batch
     probe = Probe(value="x", axis=1, index=np.arange(4)[:, None], pooled=False)
     batches = [np.random.default_rng(seed).standard_normal((9, 4)).astype(dtype) for seed in range(4)]
 
@@ -95,6 +96,35 @@ def test_sums_move_to_the_host_if_the_device_is_full(
             part.add(torch.from_numpy(x), probe)
             total.take(part)
         return total.drain()
+
+    whole = added()
+    calls = breaking(monkeypatch, place, name, number)
+    parts = added()
+    assert calls[0] > number
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "number"),
+    [
+        pytest.param(*how, n, id=f"{how[1]} {n}")
+        for how, numbers in {(sums, "tensor"): (1, 2, 3, 5), (sums, "_all_added"): (1, 2, 4)}.items()
+        for n in numbers
+    ],
+)
+def test_products_for_a_fit_move_to_the_host_if_the_device_is_full(
+    place: Any, name: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "TOGETHER", 10)
+    rng = np.random.default_rng(0)
+    batches = [[torch.from_numpy(rng.standard_normal((9, c)).astype(np.float32)) for c in (5, 3)] for _ in range(3)]
+
+    def added() -> Any:
+        pairs = TensorPairs(5, 3, Device())
+        for z, t in batches:
+            pairs.add(z, t)
+        return pairs.drain()
 
     whole = added()
     calls = breaking(monkeypatch, place, name, number)
@@ -140,7 +170,7 @@ def test_solving_goes_where_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_exact_products_stay_exact_where_a_program_wants_fast_ones() -> None:
-    from onnxgrail.calibration.devices.tensors import _ieee
+    from onnxgrail.calibration.devices.sums import _ieee
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")

@@ -8,10 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onnxgrail.algebra.moments.cross import Pairs
 from onnxgrail.algebra.moments.gram import Kept, Squares, Sums
 from onnxgrail.algebra.solve.linear import Host, using
 from onnxgrail.calibration.runtime.session import Session, runtime
 from onnxgrail.calibration.runtime.threads import of_solving
+from onnxgrail.calibration.stream.rows import Where, outputs
 from onnxgrail.core import Array, Bools, Feed, Probe
 from onnxgrail.machine.device import Device, device_of
 
@@ -45,8 +47,17 @@ class Lane(Protocol):
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
         """Return the concatenated arrays."""
 
+    def rows(self, array: Array, axis: int, where: Where) -> Array:
+        """Return float32 rows (n, channels) at flat positions over all axes but that of the channels."""
+
+    def minus(self, array: Array, other: Array) -> Array:
+        """Return the difference of two arrays."""
+
     def sums(self, probe: Probe) -> Any:
         """Return an accumulator of the probe's second moments, with the methods `add`, `take` and `drain` of `Sums`."""
+
+    def pairs(self, features: int, outputs: int) -> Any:
+        """Return an accumulator of products for a fit, with the methods `add` and `drain` of `Pairs`."""
 
 
 class HostLane:
@@ -78,11 +89,23 @@ class HostLane:
         """Return the concatenated arrays."""
         return np.concatenate(arrays, axis=axis)
 
-    def sums(self, probe: Probe) -> Sums | Squares:
+    def rows(self, array: Array, axis: int, where: Where) -> Array:
+        """Return float32 rows (n, channels) at flat positions over all axes but that of the channels."""
+        return outputs(self.host(array), axis, where).astype(np.float32, copy=False)
+
+    def minus(self, array: Array, other: Array) -> Array:
+        """Return the difference of two arrays."""
+        return np.subtract(array, other)
+
+    def sums(self, probe: Probe) -> Any:
         """Return an accumulator of the probe's second moments; products by BLAS."""
         if probe.few:
             return Kept(probe)
         return Squares(probe) if probe.alone else Sums(probe)
+
+    def pairs(self, features: int, outputs: int) -> Any:
+        """Return an accumulator of products for a fit; products by BLAS."""
+        return Pairs(features, outputs)
 
 
 HOST: Lane = HostLane()

@@ -7,28 +7,24 @@ before the next run, which may overwrite their memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from onnxgrail.algebra.moments.gram import LARGEST, SMALLEST, not_finite, wrong_mask
-from onnxgrail.algebra.moments.triangles import length, packed
+from onnxgrail.calibration.devices.lanes import HOST
+from onnxgrail.calibration.devices.sums import NUMPY, TensorPairs, TensorSums, tensor
 from onnxgrail.calibration.devices.values import ends, fits, handed_on
 from onnxgrail.calibration.runtime.provider import room_for
 from onnxgrail.calibration.runtime.session import Session
-from onnxgrail.core import Array, Bools, Feed, Floats, Probe
+from onnxgrail.calibration.stream.rows import Where
+from onnxgrail.core import Array, Bools, Feed, Probe
 from onnxgrail.graph.io.widen import wide
 from onnxgrail.machine.device import Device
 
 FLOATS = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(double)": torch.float64}
-NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.float64: np.float64}
 SHARE = 4  # 1 / SHARE of a GPU's free memory may hold cached activations
-NUMBERS = 2**26  # values of rows multiplied at once: bounds the memory for their wider copies
-
-T = TypeVar("T")
 
 
 def sees(device: Device) -> bool:
@@ -122,149 +118,27 @@ class TensorLane:
             lambda: np.concatenate([self.host(array) for array in arrays], axis=axis),
         )
 
+    def rows(self, array: Array, axis: int, where: Where) -> Any:
+        """Return float32 rows (n, channels) at flat positions, on the device if there is room."""
+
+        def there() -> Any:
+            moved = tensor(array, self._device).movedim(axis, -1).reshape(-1, array.shape[axis])
+            chosen = moved if isinstance(where, slice) else moved[torch.from_numpy(where).to(moved.device)]
+            return chosen.float()
+
+        return room_for(there, lambda: HOST.rows(self.host(array), axis, where))
+
+    def minus(self, array: Array, other: Array) -> Any:
+        """Return the difference of two arrays, on the device if there is room."""
+        return room_for(
+            lambda: tensor(array, self._device) - tensor(other, self._device),
+            lambda: np.subtract(self.host(array), self.host(other)),
+        )
+
     def sums(self, probe: Probe) -> TensorSums:
         """Return an accumulator of the probe's second moments on the device."""
         return TensorSums(probe, self._device)
 
-
-class TensorSums:
-    """Second moments like `Sums`, on a device: a float32 matrix of a few batches, added to a float64 matrix.
-
-    If the device is full, the sums move to the host and the rest is added there.
-    """
-
-    def __init__(self, probe: Probe, device: Device) -> None:
-        self._probe, self._device = probe, device
-        self._single: Any = None
-        self._double: Any = None
-        self._total: Any = self._zeros(probe.width)
-        self._count = 0
-
-    def add(self, x: Array, placed: Probe, rows: Bools | None = None) -> None:
-        """Add the rows of one batch, see `Sums.add`.
-
-        Raises:
-            DataError: `rows` and the activation differ in length, or a value is not finite.
-        """
-        flat = self._with_room(lambda: _rows(tensor(x, self._device), placed, rows))
-        if not len(flat):
-            return
-        low, high = torch.aminmax(flat)  # NaN if a value is NaN
-        peak = max(float(high), -float(low))
-        if not np.isfinite(peak):
-            raise not_finite(flat.numel() - int(torch.isfinite(flat).sum()), flat.numel(), placed)
-        single = flat.dtype != torch.float64 and (peak == 0.0 or SMALLEST < peak < LARGEST)
-        for some in flat.split(max(1, NUMBERS // self._probe.width)):
-            self._with_room(lambda some=some: self._include(tensor(some, self._device), single))  # type: ignore[misc]
-        self._count += len(flat)
-
-    def _include(self, rows: Any, single: bool) -> None:
-        """Add rows (n, h), or change nothing if the device is full: every step that needs memory precedes the sums."""
-        total = rows.sum(0, dtype=torch.float64)
-        if self._probe.alone:
-            self._double = _added(self._double, rows.double().square().sum(0))
-        elif single:
-            self._single = _grown(self._single, rows)
-        else:
-            wide = rows.double()
-            self._double = _added(self._double, wide.T @ wide)
-        self._total += total
-
-    def _with_room(self, work: Callable[[], T]) -> T:
-        """Return the result of work with the sums; if the device is full, again after they have moved to the host."""
-
-        def on_the_host() -> T:
-            self._device = Device()
-            self._single, self._double, self._total = (
-                None if sums is None else sums.cpu() for sums in (self._single, self._double, self._total)
-            )
-            return work()
-
-        return room_for(work, on_the_host)
-
-    def take(self, part: TensorSums) -> None:
-        """Add the sums of `part` in float64 and reset `part`."""
-        for matrix in (part._single, part._double):
-            if matrix is not None:
-                self._with_room(lambda matrix=matrix: self._merge(matrix))  # type: ignore[misc]
-        self._total += part._total.to(self._total.device)
-        self._count += part._count
-        part._single = part._double = None
-        part._total, part._count = part._zeros(self._probe.width), 0
-
-    def drain(self) -> tuple[Floats, Floats, int]:
-        """Return the sums on the host and reset: the triangle, sums (h,) and the number of rows.
-
-        If the probe's channels stand alone, the triangle is a diagonal (h,).
-        """
-        width, alone = self._probe.width, self._probe.alone
-        if self._double is None:
-            half = np.zeros(width if alone else length(width))
-        else:
-            half = self._double.cpu().numpy() if alone else packed(self._double.cpu().numpy())
-        found = half, self._total.cpu().numpy(), self._count
-        self._double, self._total, self._count = None, self._zeros(width), 0
-        return found
-
-    def _merge(self, matrix: Any) -> None:
-        matrix = matrix.to(self._device.place)
-        self._double = matrix.double() if self._double is None else self._double.add_(matrix)
-
-    def _zeros(self, count: int) -> Any:
-        return torch.zeros(count, dtype=torch.float64, device=self._device.place)
-
-
-def tensor(array: Any, device: Device) -> Any:
-    """Return an array as a tensor on a device; float16, float32 and float64 keep their dtype."""
-    if torch.is_tensor(array):
-        return array.to(device.place)
-    array = array if array.dtype in NUMPY.values() else array.astype(np.float32)
-    return torch.tensor(np.ascontiguousarray(array), device=device.place)
-
-
-def _rows(x: Any, probe: Probe, rows: Bools | None) -> Any:
-    """Return the probe's channels as rows (n, h), without rows that the mask excludes."""
-    channels = x.shape[probe.axis]
-    lead, trail = (int(np.prod(part, dtype=np.int64)) for part in (x.shape[: probe.axis], x.shape[probe.axis + 1 :]))
-    values = x.reshape(lead, channels, trail)
-    index = probe.index.ravel()
-    if not np.array_equal(index, np.arange(channels)):
-        values = values.index_select(1, torch.tensor(index, device=x.device))
-    members = index.size // probe.width
-    stack = values.reshape(lead, probe.width, members, trail)
-    flat = stack.permute(0, 3, 2, 1)  # (lead, trail, members, h): the mask selects all members of a row
-    if rows is None:
-        return flat.reshape(-1, probe.width)
-    if rows.size != lead * trail:
-        raise wrong_mask(rows.size, lead * trail, probe)
-    chosen = torch.tensor(np.flatnonzero(rows), device=x.device)
-    return flat.reshape(lead * trail, members, probe.width).index_select(0, chosen).reshape(-1, probe.width)
-
-
-def _grown(total: Any, rows: Any) -> Any:
-    """Add the products of rows (n, h) to a float32 matrix in place."""
-    if rows.dtype == torch.float16 and rows.is_cuda:
-        # Products of float16 are exact in float32, in which tensor cores add them.
-        with suppress(TypeError, NotImplementedError):  # versions of torch without out_dtype
-            return _added(total, torch.mm(rows.T, rows, out_dtype=torch.float32))
-    rows = rows.float()
-    with _ieee():
-        return rows.T @ rows if total is None else total.addmm_(rows.T, rows)
-
-
-def _added(total: Any, part: Any) -> Any:
-    return part if total is None else total.add_(part)
-
-
-@contextmanager
-def _ieee() -> Iterator[None]:
-    """Compute float32 products in full precision, whatever precision the program has set."""
-    before = torch.get_float32_matmul_precision()
-    if before == "highest":
-        yield
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    def pairs(self, features: int, outputs: int) -> TensorPairs:
+        """Return an accumulator of products for a fit on the device."""
+        return TensorPairs(features, outputs, self._device)

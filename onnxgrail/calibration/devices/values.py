@@ -15,6 +15,7 @@ import numpy as np
 from onnxgrail.algebra.moments.gram import LARGEST, SMALLEST, Squares, Sums, wrong_mask
 from onnxgrail.algebra.moments.triangles import packed
 from onnxgrail.calibration.devices.kernels import Kernels, Rows, copying, joining, moments, picking, widening
+from onnxgrail.calibration.devices.lanes import HostLane
 from onnxgrail.calibration.runtime.provider import room_for
 from onnxgrail.calibration.runtime.session import CPU, Session
 from onnxgrail.core import Array, Bools, Feed, Floats, Probe
@@ -52,10 +53,10 @@ class Held:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
-class ValueLane:
+class ValueLane(HostLane):
     """A lane that keeps floating-point activations in memory of ONNX Runtime on a device.
 
-    Integers and booleans, which are small and determine shapes, stay on the host.
+    Integers and booleans, which are small and determine shapes, stay on the host.  So do the rows for fits.
     """
 
     whole = True

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from onnxgrail.core import Array, Ints
-from onnxgrail.graph.fittable.consumers import Consumer, Window
+from onnxgrail.graph.fittable.consumers import Window
 
 Where = Ints | slice
 """Flat positions of an output, sample-major. The full slice stands for all positions and avoids a copy."""
@@ -43,33 +43,28 @@ def _count(shape: tuple[int, ...], made: int) -> int:
 
 
 def outputs(array: Array, made: int, where: Where) -> Array:
-    """Return the output's values (rows, channels) at flat positions.
+    """Return an activation's values (rows, channels) at flat positions.
 
     Args:
-        array: the output.
+        array: the activation.
         made: its channel axis.
         where: flat positions.
     """
     return np.moveaxis(array, made, -1).reshape(-1, array.shape[made])[where]
 
 
-def inputs(array: Array, consumer: Consumer, out_shape: tuple[int, ...], where: Where) -> Array:
-    """Return the consumer's inputs (rows, features) for the flat output positions.
-
-    The features are channels, or for a convolution channels times kernel taps.
+def patches(array: Array, window: Window, out_shape: tuple[int, ...], where: Where) -> Array:
+    """Return the inputs of a convolution (rows, channels times taps) for the flat positions of its output.
 
     Args:
-        array: the consumer's input.
-        consumer: the consumer.
+        array: the input of the convolution.
+        window: its kernel, strides and padding.
         out_shape: shape of its output.
         where: flat positions of its output.
     """
-    if consumer.window is None:
-        return np.moveaxis(array, consumer.axis, -1).reshape(-1, array.shape[consumer.axis])[where]
     spatial = out_shape[2:]
     index = np.unravel_index(numbers(where, out_shape, 1), (out_shape[0], *spatial))
-    patches = windows(array, consumer.window)
-    taken = np.moveaxis(patches, 1, 1 + len(spatial))[index]  # rows first, then channels and taps
+    taken = np.moveaxis(windows(array, window), 1, 1 + len(spatial))[index]  # rows first, then channels and taps
     return taken.reshape(len(taken), -1)
 
 

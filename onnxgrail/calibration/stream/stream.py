@@ -200,6 +200,11 @@ class Stream:
         self._spare = spare
 
     @property
+    def lane(self) -> Lane:
+        """Return the lane, which knows where activations are."""
+        return self._lane
+
+    @property
     def masks(self) -> Sequence[Bools | None]:
         """Return, per batch, the mask (sample, token) of real tokens; None if a batch has no padding."""
         return self._opened.masks
@@ -209,18 +214,14 @@ class Stream:
         for found in self._walk(names, ledger):
             yield {n: self._lane.host(found[n]) for n in names if n in found}
 
-    @contextmanager
     def following(
         self, names: Sequence[str], ledger: Ledger, limit: int, parts: int
-    ) -> Iterator[Step[dict[str, Array]]]:
-        """Yield a function that computes the named tensors of a batch; the same run advances the cut up to `limit`."""
-        with self._walking(names, ledger, limit, parts=parts) as step:
+    ) -> AbstractContextManager[Step[dict[str, Array]]]:
+        """Return a context with a function that computes the named tensors of a batch and leaves them in the lane.
 
-            def on_host(place: int) -> dict[str, Array]:
-                found = step(place)
-                return {n: self._lane.host(found[n]) for n in names if n in found}
-
-            yield on_host
+        The same run advances the cut up to `limit`.
+        """
+        return self._walking(names, ledger, limit, parts=parts)
 
     def measure(
         self,

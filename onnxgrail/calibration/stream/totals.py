@@ -43,7 +43,7 @@ class Totals:
         for sums, parts in zip(self._group, found, strict=True):
             for array, placed, rows in parts:
                 sums.add(array, placed, rows)
-        last = batch == self._shard.numbers[-1] or (self._shard.closes(batch) and not self._whole)
+        last = self._shard.closes(batch, whole=self._whole)
         if last or (batch % self._shard.each + 1) % GROUP == 0:
             for leaf, group in zip(self._leaf, self._group, strict=True):
                 leaf.take(group)

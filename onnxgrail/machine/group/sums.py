@@ -133,9 +133,9 @@ class Shard:
         """Return the number of batches per leaf of the sums; the last leaf may have fewer."""
         return _each(self.total)
 
-    def closes(self, number: int) -> bool:
-        """Return True if a batch is the last one of its leaf."""
-        return (number + 1) % self.each == 0 or number + 1 == self.total
+    def closes(self, number: int, *, whole: bool = False) -> bool:
+        """Return True if a batch ends its leaf; with `whole`, all batches of this process are one leaf."""
+        return number == self.numbers[-1] or ((number + 1) % self.each == 0 and not whole)
 
     @property
     def leaves(self) -> int:
