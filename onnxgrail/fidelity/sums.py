@@ -142,7 +142,7 @@ def measure(wanted: Array, got: Array, *, name: str, mask: Bools | None = None, 
 
 
 def distances(
-    wanted: Array, got: Array, *, name: str, mask: Bools | None = None, goals: Goals | None = None
+    wanted: Array, got: Array, *, name: str, mask: Bools | None = None, goals: Goals | None = None, brief: bool = False
 ) -> Distances:
     """Compute the distances of every sample of a batch; an array without axes is one sample.
 
@@ -152,6 +152,7 @@ def distances(
         name: of the output.
         mask: (samples, tokens) True at real tokens.
         goals: known classes of logits.
+        brief: leave out what no loss reads: the cosine and the largest difference are NaN.
     """
     a, b = np.atleast_1d(wanted), np.atleast_1d(got)
     if wanted.dtype.kind in "biu":
@@ -164,7 +165,8 @@ def distances(
         cut = slice(start, start + step)
         shown = mask[cut] if mask is not None and a.shape[:2] == mask.shape else None
         right = None if classes is None else classes[cut]
-        pieces.append(_apart(a[cut].astype(np.float64), b[cut].astype(np.float64), shown, right, scores))
+        sides = (side[cut].astype(np.float64) for side in (a, b))
+        pieces.append(_apart(*sides, mask=shown, right=right, scores=scores, brief=brief))
     return pieces[0] if len(pieces) == 1 else _joined(pieces)
 
 
@@ -176,7 +178,7 @@ def _equal(equal: Bools) -> Distances:
     return Distances(**shared, broken=rows * 0, rows=rows, agree=counts, real=False, logits=False)
 
 
-def _apart(a: Floats, b: Floats, mask: Bools | None, right: Ints | None, scores: bool) -> Distances:
+def _apart(a: Floats, b: Floats, *, mask: Bools | None, right: Ints | None, scores: bool, brief: bool) -> Distances:
     if mask is not None:
         a, b = (np.where(widened(mask, a.ndim), side, 0.0) for side in (a, b))
     x, y = flat(a), flat(b)
@@ -184,11 +186,12 @@ def _apart(a: Floats, b: Floats, mask: Bools | None, right: Ints | None, scores:
     x, y = usable(x, y)
     far = x - y
     rows, agree, kl, known = _rows(a, b, mask, right) if scores else (*_nothing(len(a)), Hits())
+    left_out = np.full(len(x), np.nan)
     return Distances(
-        cosine=np.where(bad.any(axis=1), 0.0, cosines(x, y)),
+        cosine=left_out if brief else np.where(bad.any(axis=1), 0.0, cosines(x, y)),
         error=np.einsum("ij,ij->i", far, far),
         energy=np.einsum("ij,ij->i", x, x),
-        max_abs=np.maximum(far.max(axis=1, initial=0.0), -far.min(axis=1, initial=0.0)),
+        max_abs=left_out if brief else np.maximum(far.max(axis=1, initial=0.0), -far.min(axis=1, initial=0.0)),
         broken=bad.sum(axis=1),
         rows=rows,
         agree=agree,

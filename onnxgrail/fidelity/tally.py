@@ -79,7 +79,7 @@ class Tally:
         for name, *values in pairs(reference, outputs):
             inside = single and (len(np.atleast_1d(values[0])) != 1 or name in self.clues.lists)
             wanted, got = (v[None] if inside and v.ndim else v for v in values)
-            far = distances(wanted, got, name=name, mask=mask, goals=goals)
+            far = distances(wanted, got, name=name, mask=mask, goals=goals, brief=self.brief)
             self.sums[name] = self.sums.get(name, Sums()).merge(far.total())
             wanted, got = np.atleast_1d(wanted), np.atleast_1d(got)
             batch[name] = _Seen(wanted=wanted, got=got, far=far, mask=mask, brief=self.brief)
@@ -138,6 +138,7 @@ class _Seen:
     Attributes:
         brief: see `Tally`.
         whole: parts of the output that are a single block of samples, once they were cut out.
+        masks: results of `active`.
     """
 
     wanted: Array
@@ -146,6 +147,7 @@ class _Seen:
     mask: Bools | None
     brief: bool
     whole: dict[Part, Batch] = field(default_factory=dict)
+    masks: dict[Part, Bools] = field(default_factory=dict)
 
     def blocks(self, part: Part, read: Bools | None = None) -> Iterator[Batch]:
         """Yield the part of the output, a block of samples at a time.
@@ -181,8 +183,9 @@ class _Seen:
 
     def active(self, part: Part) -> Bools:
         """Return the mask (n, positions) of positions with a score that is read."""
-        blocks = [active(part, batch.a, batch.b) for batch in self.blocks(part)]
-        return np.concatenate(blocks)
+        if part not in self.masks:
+            self.masks[part] = np.concatenate([active(part, batch.a, batch.b) for batch in self.blocks(part)])
+        return self.masks[part]
 
     def read(self, part: Part, positions: Mapping[tuple[int, ...], Bools]) -> Bools | None:
         """Return the mask of positions whose score is read, with the axes of the output; None if there are no scores.
