@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -29,10 +29,29 @@ from onnxgrail.graph.rewrite.interface import Port, between, fit
 HELD = 2**28  # bytes of the original's outputs that stay in memory
 
 
+class Outputs:
+    """The outputs of a model by feed, up to `HELD` bytes; those of further feeds are computed again."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, dict[str, Array]] = {}
+        self._room = HELD
+
+    def of(self, feed: Hashable, run: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+        """Return the outputs for a feed: those in memory, or those that `run` computes."""
+        if feed in self._held:
+            return self._held[feed]
+        found = run()
+        size = sum(array.nbytes for array in found.values() if hasattr(array, "nbytes"))
+        if size <= self._room:
+            self._held[feed] = found
+            self._room -= size
+        return found
+
+
 class Judge:
     """A context manager that runs the original model on some feeds, and candidates against it.
 
-    The outputs of the original stay in memory up to `HELD` bytes; those of further feeds are computed again.  A model
+    Judges of the same model and providers may share the outputs of the original (see `Outputs`).  A model
     that gives only labels is judged by the scores that it chose them by, unless there is a metric.  `brief` leaves
     out what only the agreement of a loss needs, which may then be NaN.
     """
@@ -45,14 +64,14 @@ class Judge:
         metric: Metric | None = None,
         *,
         brief: bool = False,
+        outputs: Outputs | None = None,
     ) -> None:
         self._model, self._batches, self._metric, self._brief = model, batches, metric, brief
         self._shown = scored(model) if metric is None else None
         heavy = bool(in_files(model))
         self._setup = Setup(providers=tuple(providers), optimise=not heavy, once=heavy)
-        self._held: dict[int, dict[str, Array]] = {}
+        self._held = outputs or Outputs()
         self._parts: dict[tuple[int, ...], dict[str, tuple[Part, ...]]] = {}  # content of the outputs by samples
-        self._room = HELD
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -68,7 +87,6 @@ class Judge:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-        self._held.clear()
 
     def loss(self, *candidates: tuple[ir.Model, Sequence[int]]) -> Loss:
         """Return the loss of the worst output over all samples.
@@ -166,14 +184,8 @@ class Judge:
 
     def _wanted(self, number: int, feed: Feed) -> dict[str, Array]:
         """Return the original's outputs for a feed."""
-        if number in self._held:
-            return self._held[number]
-        found = self._original.run(feed)
-        size = sum(array.nbytes for array in found.values() if hasattr(array, "nbytes"))
-        if size <= self._room:
-            self._held[number] = found
-            self._room -= size
-        return found
+        key = self._batches.feeds[number], self._shown is None
+        return self._held.of(key, lambda: self._original.run(feed))
 
 
 def _worst(tally: Tally) -> Loss:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -21,7 +21,7 @@ from onnxgrail.allocation.ladders import Cost, Widths
 from onnxgrail.allocation.losses import Search
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of
-from onnxgrail.calibration.judge import Judge
+from onnxgrail.calibration.judge import Judge, Outputs
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.errors import DataError
 from onnxgrail.fidelity.loss import Loss
@@ -50,6 +50,7 @@ class Task:
         near: where losses matter: the largest loss, or a share of the units.
         decide: decides a model without fits of other layers; None if `settle` has no such fits.
         rounded: gives weights of a narrowed model their bits; None if all stay in float.
+        outputs: of the original model, for all that judges trials and candidates.
     """
 
     search: Search
@@ -59,6 +60,7 @@ class Task:
     near: Near
     decide: Settle | None = None
     rounded: Rounds | None = None
+    outputs: Outputs = field(default_factory=Outputs)
 
     @property
     def limit(self) -> float:
@@ -130,7 +132,8 @@ class Candidates:
 def _judge(task: Task, batches: Batches) -> Judge:
     """Return the judge of candidates; blocks alone are judged by the kinds of the outputs, which change smoothly."""
     prepared = task.search.prepared
-    return Judge(prepared.model, batches, task.search.recipe.providers, prepared.metric)
+    providers = task.search.recipe.providers
+    return Judge(prepared.model, batches, providers, prepared.metric, outputs=task.outputs)
 
 
 def loss_of(prepared: Prepared, model: ir.Model, providers: Sequence[str]) -> Judged:

@@ -11,10 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
-from onnxgrail.allocation.losses import Search, Way, evidence
+from onnxgrail.allocation.losses import Way, evidence
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import chosen, part_of, spread
 from onnxgrail.calibration.judge import Judge
+from onnxgrail.calibration.metric import Metric
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Change, Floats, View
@@ -68,7 +69,7 @@ def paths_within(task: Task, most: float = math.inf, parts: Parts | None = None)
     parts = (parts or parts_of(task.search.prepared)) if fits else None
     trials = blocks + weighed + (0 if parts is None else parts.trials)
     tick = ticking(task.search.job.progress, "trying blocks", trials)
-    content = functools.cache(lambda: _content(task.search))
+    content = functools.cache(lambda: _content(task))
     harms = _alone(task, content, tick) if blocks else []
     power = power_of(harms)
     if parts is not None and task.decide is not None and blocks:
@@ -124,7 +125,7 @@ def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Fl
     """
     prepared, steps = task.search.prepared, task.search.job.steps.alone()
     tick = ticking(task.search.job.progress, "comparing", len(candidates))
-    with Judge(prepared.model, parts.batches, task.search.recipe.providers, prepared.metric, brief=True) as judge:
+    with _judge(task, parts.batches, prepared.metric) as judge:
 
         def losses(widths: Widths) -> Floats:
             slim = task.made(parts.fitted, widths)
@@ -148,7 +149,7 @@ def _alone(task: Task, content: Content, tick: Tick) -> list[Harm]:
     nothing = weights.empty(prepared.survey)
     part = replace(prepared, batches=_some(prepared, len(ladders), task.near, content))
     with (
-        Judge(prepared.model, part.batches, search.recipe.providers, brief=True) as judge,
+        _judge(task, part.batches) as judge,
         stream_of(part, search.recipe) as stream,
     ):
 
@@ -207,7 +208,7 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: Parts, tic
     """
     prepared, steps = task.search.prepared, task.search.job.steps.alone()
     full = {harm.block: harm.units for harm in harms}
-    with Judge(prepared.model, parts.batches, task.search.recipe.providers, brief=True) as judge:
+    with _judge(task, parts.batches) as judge:
 
         def left(block: str, width: int) -> float:
             def share() -> float:
@@ -243,9 +244,15 @@ def parts_of(prepared: Prepared) -> Parts:
     return Parts(fitted=replace(prepared, batches=part), batches=judging, judges=judges, trials=count)
 
 
-def _content(search: Search) -> Floats:
+def _judge(task: Task, batches: Batches, metric: Metric | None = None) -> Judge:
+    """Return a judge that asks for losses alone."""
+    search = task.search
+    return Judge(search.prepared.model, batches, search.recipe.providers, metric, brief=True, outputs=task.outputs)
+
+
+def _content(task: Task) -> Floats:
     """Return (feeds,) the content of each feed; see `Judge.content`."""
-    with Judge(search.prepared.model, search.prepared.batches, search.recipe.providers, brief=True) as judge:
+    with _judge(task, task.search.prepared.batches) as judge:
         return judge.content()
 
 

@@ -11,9 +11,11 @@ from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
-from onnxgrail.calibration.judge import Judge
+from onnxgrail.calibration.judge import Judge, Outputs
+from onnxgrail.calibration.metric import Metric
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.prepared import Prepared, narrowed
+from onnxgrail.calibration.runtime.session import Session
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Array, Block, View
 from onnxgrail.graph.rewrite import weights
@@ -156,3 +158,24 @@ def test_kept_targets_are_what_layers_are_fitted_to() -> None:
 def test_targets_that_are_too_large_are_not_kept() -> None:
     prepared = of_mlps()
     assert targets_of(prepared, RECIPE, prepared.survey.blocks, 1000) == ()
+
+
+def test_judges_share_the_outputs_of_the_original_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared, shared = of_labels(), Outputs()
+    ledger = halved(prepared, prepared.survey.blocks[0])
+    slim, every = narrowed(prepared, ledger), range(len(prepared.batches))
+    ran: list[bool] = []
+    run = Session.run
+    monkeypatch.setattr(Session, "run", lambda self, feed: ran.append(True) or run(self, feed))
+
+    def loss(metric: Metric | None = None, outputs: Outputs | None = None) -> tuple[bytes, int]:
+        ran.clear()
+        with Judge(prepared.model, prepared.batches, RECIPE.providers, metric, outputs=outputs) as judge:
+            found = judge.loss((slim, every))
+        return found.values.tobytes(), len(ran)
+
+    alone = loss()
+    assert loss(None, shared) == alone == (alone[0], 2 * len(every))
+    assert loss(None, shared) == (alone[0], len(every))
+    ours = Metric(name="own", function=lambda one, two, _: np.asarray(one["y"] != two["y"], np.float64))
+    assert loss(ours, shared) == loss(ours)  # labels are no scores: they are computed on their own
