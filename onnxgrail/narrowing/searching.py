@@ -81,6 +81,12 @@ def task_of(search: Search, cost: Cost, near: Near, spared: Mapping[str, str] | 
     prepared, recipe, blocks = search.prepared, search.recipe, search.blocks
     parts = serves_twice(prepared, recipe, NO_FILES, blocks) and PARTS * sum(map(size_of, blocks)) <= TOGETHER
 
+    firsts = {prepared.batches.feeds: prepared}
+
+    def same(part: Prepared) -> Prepared:
+        """Return the first model that was given with these data: trials and candidates share a half of them."""
+        return firsts.setdefault(part.batches.feeds, part)
+
     @functools.cache
     def dense(part: Prepared) -> Dense | None:
         alone = Job(recipe=recipe)
@@ -94,11 +100,11 @@ def task_of(search: Search, cost: Cost, near: Near, spared: Mapping[str, str] | 
         return targets_of(part, recipe, blocks, cache_bytes(recipe) // PARTS) if fits else ()
 
     def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
-        return _settled(Run(part, Job(recipe=recipe), widths, dense(part), targets(part)), blocks)
+        return _settled(Run(part, Job(recipe=recipe), widths, dense(same(part)), targets(same(part))), blocks)
 
     def unfitted(part: Prepared, widths: Mapping[str, int]) -> Ledger:
         plain = dataclasses.replace(recipe, compensate="grail", closed_loop=False, norms="none")
-        return _settled(Run(part, Job(recipe=plain), widths, dense(part)), blocks)
+        return _settled(Run(part, Job(recipe=plain), widths, dense(same(part))), blocks)
 
     few = search.rungs or recipe.quantize != "none"
     return Task(
