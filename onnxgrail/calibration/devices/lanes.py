@@ -95,7 +95,7 @@ class HostLane:
 
     def minus(self, array: Array, other: Array) -> Array:
         """Return the difference of two arrays."""
-        return np.subtract(array, other)
+        return np.subtract(array, other, order="C")  # products with columns in memory order would round differently
 
     def sums(self, probe: Probe) -> Any:
         """Return an accumulator of the probe's second moments; products by BLAS."""
