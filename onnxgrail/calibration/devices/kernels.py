@@ -80,15 +80,19 @@ def moments(rows: Rows) -> bytes:
         made = f"step{number}"
         nodes.append(helper.make_node(op, [last, other] if other else [last], [made], **choices))
         last = made
-    nodes += [
-        helper.make_node("Gemm", ["ones", last], ["total"], transA=1),  # more accurate than ReduceSum
-        helper.make_node("Mul", [last, last], ["squared"]),
-        helper.make_node("Gemm", ["ones", "squared"], ["squares"], transA=1),
-    ]
+    nodes.append(helper.make_node("Gemm", ["ones", last], ["total"], transA=1))  # more accurate than ReduceSum
     inputs |= {"flat": COUNTS, "ones": SINGLE}
     outputs = dict.fromkeys(("total", "squares"), SINGLE)
-    if not rows.alone:
-        nodes.append(helper.make_node("Gemm", [last, last, "before"], ["gram"], transA=1))
+    if rows.alone:
+        nodes += [
+            helper.make_node("Mul", [last, last], ["squared"]),
+            helper.make_node("Gemm", ["ones", "squared"], ["squares"], transA=1),
+        ]
+    else:  # squares only tell if products are in the range of float32
+        nodes += [
+            helper.make_node("Gemm", [last, last, "before"], ["gram"], transA=1),
+            helper.make_node("ReduceSumSquare", [last], ["squares"], axes=[0], keepdims=1),
+        ]
         inputs, outputs = inputs | {"before": SINGLE}, outputs | {"gram": SINGLE}
     return _graph(nodes, inputs, outputs)
 

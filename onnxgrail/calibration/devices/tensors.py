@@ -104,7 +104,7 @@ class TensorLane:
         """Return the positions of an axis that `stays` selects."""
 
         def here() -> Array:
-            return np.compress(stays, self.host(array), axis=axis)
+            return HOST.compress(stays, self.host(array), axis)
 
         def there() -> Any:
             return torch.index_select(array, axis, torch.tensor(np.flatnonzero(stays), device=self._device.place))
@@ -115,7 +115,7 @@ class TensorLane:
         """Return the concatenated arrays, as a tensor on the device if there is room."""
         return room_for(
             lambda: torch.cat([tensor(array, self._device) for array in arrays], dim=axis),
-            lambda: np.concatenate([self.host(array) for array in arrays], axis=axis),
+            lambda: HOST.concatenate([self.host(array) for array in arrays], axis),
         )
 
     def rows(self, array: Array, axis: int, where: Where) -> Any:
@@ -132,7 +132,7 @@ class TensorLane:
         """Return the difference of two arrays, on the device if there is room."""
         return room_for(
             lambda: tensor(array, self._device) - tensor(other, self._device),
-            lambda: np.subtract(self.host(array), self.host(other)),
+            lambda: HOST.minus(self.host(array), self.host(other)),
         )
 
     def sums(self, probe: Probe) -> TensorSums:

@@ -15,7 +15,7 @@ import numpy as np
 from onnxgrail.algebra.moments.gram import LARGEST, SMALLEST, Squares, Sums, wrong_mask
 from onnxgrail.algebra.moments.triangles import packed
 from onnxgrail.calibration.devices.kernels import Kernels, Rows, copying, joining, moments, picking, widening
-from onnxgrail.calibration.devices.lanes import HostLane
+from onnxgrail.calibration.devices.lanes import HOST, HostLane
 from onnxgrail.calibration.runtime.provider import room_for
 from onnxgrail.calibration.runtime.session import CPU, Session
 from onnxgrail.core import Array, Bools, Feed, Floats, Probe
@@ -126,7 +126,7 @@ class ValueLane(HostLane):
         """Return the positions of an axis that `stays` selects."""
 
         def here() -> Array:
-            return np.compress(stays, self.host(array), axis=axis)
+            return HOST.compress(stays, self.host(array), axis)
 
         def there() -> Any:
             return self.call(picking, [WORDS[array.dtype], axis], {"x": array, "index": np.flatnonzero(stays)})
@@ -137,7 +137,7 @@ class ValueLane(HostLane):
         """Return the concatenated arrays."""
 
         def here() -> Array:
-            return np.concatenate([self.host(array) for array in arrays], axis=axis)
+            return HOST.concatenate([self.host(array) for array in arrays], axis)
 
         def there() -> Any:
             feed = {f"x{number}": array for number, array in enumerate(arrays)}
