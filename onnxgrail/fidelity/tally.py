@@ -138,7 +138,7 @@ class _Seen:
     Attributes:
         brief: see `Tally`.
         whole: parts of the output that are a single block of samples, once they were cut out.
-        masks: results of `active`.
+        masks: results of `active`; ranges: of `probable`.
     """
 
     wanted: Array
@@ -148,6 +148,7 @@ class _Seen:
     brief: bool
     whole: dict[Part, Batch] = field(default_factory=dict)
     masks: dict[Part, Bools] = field(default_factory=dict)
+    ranges: dict[Part, bool] = field(default_factory=dict)
 
     def blocks(self, part: Part, read: Bools | None = None) -> Iterator[Batch]:
         """Yield the part of the output, a block of samples at a time.
@@ -186,6 +187,13 @@ class _Seen:
         if part not in self.masks:
             self.masks[part] = np.concatenate([active(part, batch.a, batch.b) for batch in self.blocks(part)])
         return self.masks[part]
+
+    def probable(self, part: Part) -> bool:
+        """Return True if all values of the reference can be probabilities."""
+        if part not in self.ranges:
+            whole = _in_range(self.wanted)
+            self.ranges[part] = whole or all(_in_range(batch.a) for batch in self.blocks(part))
+        return self.ranges[part]
 
     def read(self, part: Part, positions: Mapping[tuple[int, ...], Bools]) -> Bools | None:
         """Return the mask of positions whose score is read, with the axes of the output; None if there are no scores.
@@ -313,9 +321,7 @@ class _Judge:
                 return False
             if part.center is not None and part.center.shape != seen.wanted.shape[1:]:
                 return False
-            if part.form == "probabilities" and not (
-                _in_range(seen.wanted) or all(_in_range(batch.a) for batch in seen.blocks(part))
-            ):
+            if part.form == "probabilities" and not seen.probable(part):
                 return False
         return True
 
