@@ -183,8 +183,8 @@ def left_text(prepared: Prepared, nodes: Mapping[str, str]) -> str:
         prepared: the original model.
         nodes: operators by name of node.
     """
-    facts = prepared.survey.facts
-    shapes = {n.name for n in prepared.model.graph if not any(facts.has_floats(v.name or "") for v in n.outputs)}
+    facts, named = prepared.survey.facts, [node for node in prepared.model.graph if node.name in nodes]
+    shapes = {node.name for node in named if not any(facts.has_floats(v.name or "") for v in node.outputs)}
     counts = Counter(op for name, op in nodes.items() if name not in shapes)
     ops = ", ".join(f"{op} ({count})" for op, count in sorted(counts.items()))
     return f"these nodes ran on the CPU, since ONNX Runtime has no kernels for them on the GPU: {ops}" if ops else ""
