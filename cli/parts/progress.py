@@ -16,6 +16,7 @@ QUIET_SECONDS = 30.0  # a longer stage reports its progress, so that a log shows
 
 HOLD = 2.0  # seconds for which lines are held back
 SHORT = 0.05  # seconds below which a stage gets no line
+SPEED = 3600.0  # seconds over which a bar averages: single steps may take minutes
 
 
 @contextlib.contextmanager
@@ -80,7 +81,7 @@ def stage_lines(say: Callable[[str], None], now: Callable[[], float] = time.perf
                 say(f"[{moment - start:7.1f} s] {stage}: {moment - began:.1f} s")
         elif moment - last > QUIET_SECONDS:
             left = f", about {(moment - running[stage]) * (total - done) / done:.0f} s left" if done else ""
-            steps = f"{stage}: {done} of {total}{left}" if total > 1 else stage
+            steps = f"{stage}: {100 * done / total:.0f} %{left}" if total > 1 else stage
             say(f"[{moment - start:7.1f} s] {steps} ...")
         else:
             return
@@ -94,8 +95,8 @@ def _bars() -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
-        MofNCompleteColumn,
         Progress,
+        TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
@@ -104,12 +105,13 @@ def _bars() -> Iterator[Show]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TaskProgressColumn(),
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    screen = Console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, speed_estimate_period=SPEED) as bar:
         tasks: dict[str, Any] = {}
 
         def show(stage: str, done: int, total: int) -> None:

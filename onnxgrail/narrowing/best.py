@@ -34,10 +34,10 @@ from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.amounts import fit_bytes
 from onnxgrail.machine.memory import Pile
-from onnxgrail.machine.progress import ticking
 from onnxgrail.machine.steps.codec import RECORD, Record
 from onnxgrail.narrowing.bits.again import again
 from onnxgrail.narrowing.choosing import Place, Run, room, scarce
+from onnxgrail.narrowing.forecast.ticks import for_turns
 from onnxgrail.narrowing.layers import (
     Refit,
     Stage,
@@ -101,9 +101,8 @@ class _Walk:
         large = {b.name for b in blocks if b.ranked and room(b, run.prepared) > self._limit}  # all that read a stream
         later = {b.name for b in whole if few or not run.needs_gram(b) or scarce(b, run.prepared)}
         run.fitted = frozenset(later | large)
-        feeds = len(pair.dense.shard.numbers)
-        walks = sum(bool(t.blocks) + sum(map(self._fits, t.layers)) for t in todo)
-        self._tick = ticking(run.job.progress, "calibrating", feeds * walks)
+        fitted = [replace(turn, layers=tuple(filter(self._fits, turn.layers))) for turn in todo]
+        self._tick = run.tick = for_turns(run, fitted, len(pair.dense.shard.numbers))
 
     def take(self, turn: Turn[Stage]) -> None:
         """Decide the blocks of a turn, then fit its layers."""
@@ -157,6 +156,7 @@ class _Walk:
                 return _fitted(run, stage, sums)
 
         found = run.job.steps.once(stage.key, fitted, RECORD, owners)
+        self._tick()
         run.ledger = with_addition(ledger, found, run.prepared.model)
         run.refits += tuple(Refit(**row) for row in found.notes["refits"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,7 @@ class Run:
         dense: statistics of the original model; targets: per batch, outputs of its layers; both if they are known.
         fitted: names of blocks whose consumers are left to later fits; these blocks are only narrowed until then.
         trial: a candidate of a search, whose quantized weights are rounded to nearest.
+        tick: called once per decided block.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Run:
         self.changes: list[Change] = []
         self.fitted: frozenset[str] = frozenset()
         self.trial = False
+        self.tick: Callable[[], None] = lambda: None
         self.compact = prepared.survey.compact()
         self.refits: tuple[Refit, ...] = ()
         self.norms: tuple[Norm, ...] = ()
@@ -219,6 +221,7 @@ class Run:
             done = iter(self._decided(todo, [stats.pop(block.name) for block in todo], place))
             for block in wave:
                 self.settle(cached[block.name] or next(done))
+                self.tick()
 
     def _joint(self, change: Change, place: Place, owners: Owners) -> tuple[Stats, ...]:
         """Measure the activations that a fold gives, jointly with the original ones."""

@@ -14,10 +14,11 @@ from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.memory import Pile
-from onnxgrail.machine.progress import Tick, ticking
+from onnxgrail.machine.progress import Tick
 from onnxgrail.narrowing import norms
 from onnxgrail.narrowing.best import sweep
 from onnxgrail.narrowing.choosing import Place, Run, room
+from onnxgrail.narrowing.forecast.ticks import for_steps
 from onnxgrail.narrowing.order import Deal, Step, closed_steps, open_steps
 
 TOGETHER = 2**27  # bytes of second moments that one step of an open loop measures
@@ -57,7 +58,7 @@ def _measured(run: Run, blocks: Sequence[Block]) -> float:
     untouched = weights.empty(prepared.survey)
     pile = Pile(heavy=heavy)
     with stream_of(prepared, recipe, job.group) as stream:
-        tick = ticking(job.progress, "calibrating", len(stream.shard.numbers) * len(todo))
+        tick = run.tick = for_steps(run, todo, len(stream.shard.numbers))
         for steps in _together(run, todo):
             limits = {step: step.limit if len(todo) > 1 else None for step in steps}
             _round(run, stream, limits, run.ledger if recipe.closed_loop else untouched, tick)

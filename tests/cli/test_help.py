@@ -58,7 +58,7 @@ def test_lines_name_finished_stages_and_their_times():
     show("fit", 20, 40)  # at 50.0, after a long silence
     show("fit", 40, 40)
     assert said[:3] == ["[    0.5 s] expected: about 1 min", "[    1.5 s] load: 0.5 s", "[    6.0 s] calibrate: 4.0 s"]
-    assert said[3:] == ["[   50.0 s] fit: 20 of 40, about 40 s left ...", "[   60.0 s] fit: 50.0 s"]
+    assert said[3:] == ["[   50.0 s] fit: 50 %, about 40 s left ...", "[   60.0 s] fit: 50.0 s"]
 
 
 def test_without_a_terminal_stages_are_lines(monkeypatch):

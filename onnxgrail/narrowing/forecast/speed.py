@@ -18,7 +18,7 @@ from onnxgrail.graph.io.model_file import HEAVY, weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.narrowing.forecast.work import Work
 
-SIDE = 1024  # of the matrices that are multiplied
+SIDE, SMALL = 1024, 256  # of the matrices that are multiplied, for a forecast and for the progress
 LARGE = 0.7  # speed of a large model, as a share of that of a product
 PASSES, SUMS, SOLVES = 1.6, 1.2, 2.8  # seconds per second of plain passes and products: fitted to measured runs
 MOVED, STEP, START = 3e-9, 0.025, 0.5  # seconds per number and step, and of every run
@@ -55,14 +55,19 @@ def measured(prepared: Prepared, recipe: Recipe) -> Speed:
     return Speed(product=product, passing=found, fixed=START + WEIGHTS * size)
 
 
-def _product() -> float:
-    matrix: Floats = np.ones((SIDE, SIDE), np.float32)
+def rough() -> Speed:
+    """Multiply two small matrices, which takes milliseconds; work may have no passes."""
+    return Speed(product=_product(SMALL), passing=0.0, fixed=0.0)
+
+
+def _product(side: int = SIDE) -> float:
+    matrix: Floats = np.ones((side, side), np.float32)
     times = []
     for _ in range(3):
         started = time.perf_counter()
         linear().product(matrix, matrix)
         times.append(time.perf_counter() - started)
-    return 2 * SIDE**3 / min(times)
+    return 2 * side**3 / min(times)
 
 
 def _first_feed(prepared: Prepared, recipe: Recipe) -> float | None:

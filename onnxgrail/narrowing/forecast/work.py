@@ -71,9 +71,9 @@ def of_run(prepared: Prepared, recipe: Recipe, left: Mapping[Block, float], stag
     best = recipe.compensate == BEST
     if not best and not needs_data(recipe):
         return Work()
-    parts = [_of_statistics(prepared, recipe, block) for block in left]
+    parts = [of_statistics(prepared, recipe, block) for block in left]
     parts += [of_grail(prepared, recipe, block, share) for block, share in left.items() if not best]
-    parts += [_of_fit(prepared, stage) for stage in stages]
+    parts += [of_fit(prepared, stage) for stage in stages]
     return sum(parts, Work(passes=2.0 if best else 1.0))
 
 
@@ -116,7 +116,7 @@ def of_grail(prepared: Prepared, recipe: Recipe, block: Block, left: float) -> W
     return work
 
 
-def _of_statistics(prepared: Prepared, recipe: Recipe, block: Block) -> Work:
+def of_statistics(prepared: Prepared, recipe: Recipe, block: Block) -> Work:
     """Return the work of the statistics of a block, and of an elimination of its units."""
     grail, work = recipe.compensate == "grail" and not few_rows(recipe, block, prepared), Work(steps=1.0)
     for probe in block.probes:
@@ -132,7 +132,7 @@ def _of_statistics(prepared: Prepared, recipe: Recipe, block: Block) -> Work:
     return work
 
 
-def _of_fit(prepared: Prepared, stage: Stage) -> Work:
+def of_fit(prepared: Prepared, stage: Stage) -> Work:
     """Return the work of fitting layers that read the same rows: every ridge for some outputs, one of them for all."""
     shape = prepared.survey.facts.shapes.get(stage.first.output)
     if shape is None:  # a branch that the traced run did not take
