@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import onnx_ir as ir
 
@@ -17,6 +17,7 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError, meant
 from onnxgrail.graph.bits.folded import HALF, Codes
 from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of, with_initializers
+from onnxgrail.graph.cost.meter import Size
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.rotate.marked import SECOND
@@ -25,6 +26,7 @@ from onnxgrail.machine.amounts import target_of
 Bits = Mapping[str, int]
 LEVELS = (8, 4)
 COARSE = 128  # weights that share a scale in a file that has to be small
+REMEMBERED = 4096  # most sizes of weights to remember
 LITTLE = 0.1  # share of the bytes that bits must save at least, or widths alone decide
 
 
@@ -192,8 +194,20 @@ def with_bits(measure: Measure, rungs: Sequence[Rung], bits: Bits) -> Measure:
     """Return the measure of a file whose weights have these bits."""
     fewer = [(rung, bits[rung.weight]) for rung in rungs if bits.get(rung.weight, FLOAT) in rung.forms]
     parts = [(part, few) for rung, few in fewer for part in rung.both]
-    saved = sum(part.whole - part.bytes(few) for part, few in parts)
-    return replace(measure, few=Few(saved, {part.weight: partial(part.narrowed, few) for part, few in parts}))
+    saved = sum(part.whole - _bytes(part, few) for part, few in parts)
+    return replace(measure, few=Few(saved, {part.weight: _size(part, few) for part, few in parts}))
+
+
+@lru_cache(REMEMBERED)
+def _bytes(rung: Rung, bits: int) -> float:
+    """Return the bytes that a weight takes; a search asks for them with every cost."""
+    return rung.bytes(bits)
+
+
+@lru_cache(REMEMBERED)
+def _size(rung: Rung, bits: int) -> Size:
+    """Return a weight's bytes as a function of its shape; the same function each time, since `Meter` keeps results."""
+    return partial(rung.narrowed, bits)
 
 
 def plain(rungs: Sequence[Rung], fits: Callable[[Bits], bool]) -> Bits:

@@ -19,7 +19,7 @@ Shapes = tuple[tuple[int, ...], ...]
 Size = Callable[[tuple[int, ...]], float]
 """Returns the bytes of a weight of some shape."""
 WHOLE: Mapping[str, Size] = MappingProxyType({})
-REMEMBERED = 4096  # most sums to remember
+REMEMBERED, MANY = 4096, 2**17  # most sums, and most parts in another form, to remember
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +58,7 @@ class Meter:
                 self._of[number].append(place)
         self._known: dict[tuple[int, tuple[int, ...]], tuple[float, Shapes]] = {}
         self._sums: dict[tuple[int, ...], float] = {}
+        self._resized: dict[tuple[int, tuple[int, ...], tuple[Size, ...]], float] = {}
 
     def saved(self, widths: Mapping[str, int], sizes: Mapping[str, Size] = WHOLE) -> float:
         """Return the savings of all blocks.
@@ -103,11 +104,17 @@ class Meter:
     def _sized(self, place: int, kept: Sequence[int], full: Sequence[int], sizes: Mapping[str, Size]) -> float:
         """Return the savings of a part that the file may hold in another form."""
         part = self._parts[place]
-        if not part.weights or not sizes.keys() >= {*part.weights}:
+        if not part.weights or any(name not in sizes for name in part.weights):
             return self._part(place, kept)
-        shapes = (self._found(place, numbers)[1] for numbers in (kept, full))
-        now, whole = ([sizes[name](shape) for name, shape in zip(part.weights, some, strict=False)] for some in shapes)
-        return part.resized(now, whole)
+        forms = tuple([sizes[name] for name in part.weights])
+        key = (place, tuple([kept[number] for number in part.blocks]), forms)
+        if key not in self._resized:
+            if len(self._resized) >= MANY:
+                self._resized.clear()
+            shapes = (self._found(place, numbers)[1] for numbers in (kept, full))
+            now, whole = ([form(shape) for form, shape in zip(forms, some, strict=False)] for some in shapes)
+            self._resized[key] = part.resized(now, whole)
+        return self._resized[key]
 
     def _found(self, place: int, kept: Sequence[int]) -> tuple[float, Shapes]:
         """Return the savings of a part, and the shapes of its weights."""
