@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -54,17 +54,23 @@ class Reach(NamedTuple):
     bad: int
 
 
-def farthest_of(paths: Paths, seek: Seek) -> tuple[Path, int]:
+def farthest_of(paths: Paths, seek: Seek, without: Iterable[str] = ()) -> tuple[Path, int]:
     """Return a path, and the number of its steps that `farthest` finds.
 
     Where losses jump, far below the limit or at the first step, some blocks were predicted wrongly: those of the steps
     between the candidate that holds and the one that does not.  They keep their widths, and the search goes on with
     steps of the others that are predicted to fit into what is left, as long as that saves something.
 
+    Args:
+        paths: see `Paths`.
+        seek: see `Seek`.
+        without: blocks that keep their widths from the start.
+
     Returns:
         The last path, and 0 if no candidate holds.
     """
-    path, closed = paths.without(), set[str]()
+    closed = set(without)
+    path = paths.without(closed)
     found, saved = farthest(path, seek), 1.0
     for _ in range(OTHERS):
         if not path.steps or found.loss > FILLED * seek.limit or saved < GAIN or seek.stop():
@@ -90,6 +96,11 @@ def farthest_of(paths: Paths, seek: Seek) -> tuple[Path, int]:
 def _saved(path: Path, before: int, after: int) -> float:
     """Return what the steps between two numbers of steps save, as a share of the whole cost."""
     return (path.cost(before) - path.cost(after)) / path.before
+
+
+def first_fails(path: Path, seek: Seek) -> bool:
+    """Return True if the first candidate that `farthest` tries on a path exceeds the limit."""
+    return bool(path.steps) and seek.judged(path, max(path.reach(FIRST * seek.limit), 1)) > seek.limit
 
 
 def cheaper(found: tuple[Path, int], other: Path, seek: Seek) -> tuple[Path, int]:

@@ -6,16 +6,15 @@ held-out samples, or, if the data are too few to hold some back, by two halves t
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from onnxgrail.allocation.found import Candidate, Found, Judged, rounded_up
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
-from onnxgrail.search.bisect import Patience, Seek, cheaper, farthest_of
+from onnxgrail.search.bisect import Patience, Seek, cheaper, farthest_of, first_fails
 from onnxgrail.search.bits import split
-from onnxgrail.search.candidates import Candidates, Task
+from onnxgrail.search.candidates import Candidates, Task, key_of
 from onnxgrail.search.path import Path, Step
 from onnxgrail.search.trials import paths_within
 
@@ -36,7 +35,7 @@ def within(task: Task) -> tuple[Widths, Found]:
         DataError: no samples can judge a candidate.
     """
     paths = paths_within(task, BEYOND * task.limit + SLACK)
-    tried: list[Candidate] = []
+    tried: dict[str, Candidate] = {}
     smallest: list[tuple[Step, Judged]] = []
     narrows = False
     patience = PATIENCE[task.search.recipe.effort]
@@ -44,44 +43,57 @@ def within(task: Task) -> tuple[Widths, Found]:
     started, budget = time.monotonic(), task.search.recipe.budget_seconds
     with Candidates(task) as candidates:
 
-        @functools.cache
         def bound(path: Path, steps: int) -> float:
             nonlocal narrows
             widths = path.widths(steps)
+            if (known := tried.get(key_of(widths))) is not None:
+                return known.loss.bound
             narrows |= task.search.narrows(split(widths)[0])
             loss = candidates.loss(widths)
             if steps == 1:
                 smallest.append((path.steps[0], loss))
-            tried.append(Candidate(steps=steps, cost=path.cost(steps), predicted=path.loss(steps), loss=loss))
+            one = Candidate(steps=steps, cost=path.cost(steps), predicted=path.loss(steps), loss=loss)
+            tried[key_of(widths)] = one
             tick()
             return loss.bound
 
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
         seek = Seek(task.limit, bound, late, patience)
-        path, best = farthest_of(paths, seek)
-        if task.search.rungs and narrows:  # bits alone may go on where a width ended the path
-            alone = paths.without([block.name for block in task.search.blocks])  # bits of weights
-            path, best = cheaper((path, best), alone, seek)
+        blocks = [block.name for block in task.search.blocks]
+        whole = paths.without()
+        if task.search.rungs and first_fails(whole, seek) and narrows:  # bits alone are cheaper to try
+            path, best = farthest_of(paths, seek, blocks)
+            path, best = cheaper((path, best), whole, seek) if best else farthest_of(paths, seek)
+        else:
+            path, best = farthest_of(paths, seek)
+            if task.search.rungs and narrows:  # bits alone may go on where a width ended the path
+                path, best = cheaper((path, best), paths.without(blocks), seek)
         if not best and task.search.recipe.quantize != "none":
             bound(path, best)  # the whole model with rounded weights
     return path.widths(best), _found(task, path, tried, best, _cheapest(path, smallest), crossed=candidates.crossed)
 
 
 def _found(
-    task: Task, path: Path, tried: list[Candidate], best: int, cheapest: tuple[str, int, int] | None, *, crossed: bool
+    task: Task,
+    path: Path,
+    tried: Mapping[str, Candidate],
+    best: int,
+    cheapest: tuple[str, int, int] | None,
+    *,
+    crossed: bool,
 ) -> Found:
-    """Return the report of the search."""
-    cost = path.cost(best)
-    holds = (n for n, one in enumerate(tried) if (one.steps, one.cost) == (best, cost) and one.loss.bound <= task.limit)
-    chosen = next(holds, None)
-    more = None if chosen is None else further(path, tried, best, task.limit)
+    """Return the report of the search; the keys of the candidates are those of their widths."""
+    last = key_of(path.widths(best))
+    holds = last in tried and tried[last].loss.bound <= task.limit
+    chosen = list(tried).index(last) if holds else None
+    more = None if chosen is None else further(path, list(tried.values()), best, task.limit)
     return Found(
         limit=task.limit,
         minimize=task.minimize,
         before=path.before,
-        cost=cost,
+        cost=path.cost(best),
         crossed=crossed,
-        tried=tuple(tried),
+        tried=tuple(tried.values()),
         chosen=chosen,
         next_limit=None if more is None else more[0],
         next_cost=None if more is None else more[1],
