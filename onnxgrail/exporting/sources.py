@@ -16,7 +16,8 @@ from typing import Any
 
 from onnxgrail.errors import MissingExtraError, ModelError, OnnxGrailError, UsageError
 from onnxgrail.exporting import hugging
-from onnxgrail.exporting.subject import Shapes, Subject, check_module, install, quiet, subject, torch
+from onnxgrail.exporting.subject import Shapes, Subject, check_module, quiet, subject, torch
+from onnxgrail.machine.extras import install
 from onnxgrail.machine.scripts import called, is_named
 
 SPECS = "file.py:function, torchvision:NAME, timm:NAME-or-folder or transformers:NAME-or-folder"

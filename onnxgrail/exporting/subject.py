@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import ModuleType
 from typing import Any
 
-from onnxgrail.errors import MissingExtraError, ModelError
+from onnxgrail.errors import ModelError
+from onnxgrail.machine.extras import extra
 
 Tensor = Any  # torch is optional, so its types are not available
 Axes = Mapping[str, Mapping[int, str]]
@@ -25,17 +26,8 @@ def torch() -> ModuleType:
     Raises:
         MissingExtraError: torch is not installed.
     """
-    try:
-        import torch as found
-    except ImportError as error:
-        raise MissingExtraError("export needs torch, which is not installed", hint=install("torch")) from error
-    module: ModuleType = found
+    module: ModuleType = extra("torch", "torch", "export needs torch")
     return module
-
-
-def install(extra: str) -> str:
-    """Return the hint for a missing package."""
-    return f"Run: pip install 'onnxgrail[{extra}]'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -21,6 +21,7 @@ from onnxgrail.finishing.verify import verified
 from onnxgrail.graph.bits import plan
 from onnxgrail.graph.io.model_file import bytes_on_disk, weight_bytes
 from onnxgrail.graph.io.writing import written_bytes
+from onnxgrail.machine.extras import require as require_extra
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.recipe import storage
@@ -38,7 +39,7 @@ def require(recipe: Recipe) -> None:
         MissingExtraError: a package is not.
     """
     if recipe.simplify:
-        simplify.require()
+        require_extra("onnxslim", "simplify", "--simplify needs onnxslim")
 
 
 def check(prepared: Prepared, recipe: Recipe) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
 
 from onnxgrail.calibration.runtime.session import Setup, open_session
-from onnxgrail.errors import MissingExtraError, ModelError, OutputError
+from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.tails import cut, joined
@@ -24,18 +23,6 @@ class Simplified:
 
     nodes_before: int
     nodes_after: int
-
-
-def require() -> None:
-    """Check that onnxslim is installed.
-
-    Raises:
-        MissingExtraError: it is not.
-    """
-    if importlib.util.find_spec("onnxslim") is None:
-        raise MissingExtraError(
-            "--simplify needs onnxslim, which is not installed", hint="Run: pip install 'onnxgrail[simplify]'"
-        )
 
 
 def simplify(model: ir.Model) -> tuple[ir.Model, Simplified]:

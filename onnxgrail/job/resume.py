@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 
 import onnx_ir as ir
@@ -15,6 +14,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.threads import count
 from onnxgrail.calibration.stream.dense import data_key, model_key
 from onnxgrail.errors import UsageError
+from onnxgrail.machine.extras import version_of
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.files.placing import sha256
 from onnxgrail.machine.group.sums import Group
@@ -76,13 +76,8 @@ def bind(
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of the packages that affect results, and the machine type."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "machine": platform.machine()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    own = {"python": platform.python_version(), "machine": platform.machine()}
+    return {**own, **{name: version_of(name) for name in PACKAGES}}
 
 
 def replaceable(folder: Folder | None, path: Path) -> bool:

@@ -6,7 +6,6 @@ Methods beside `grail` run in the order of `METHODS`.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,8 +14,8 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Applied, Recipe
-from onnxgrail.errors import MissingExtraError
 from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.extras import require as require_extra
 from onnxgrail.machine.job import Job
 from onnxgrail.methods.refine.needed import require_torch
 from onnxgrail.narrowing.decide import Decision
@@ -24,7 +23,6 @@ from onnxgrail.narrowing.decide import Decision
 if TYPE_CHECKING:
     from onnxgrail.methods.refine.refinement import Refined
 
-NARROWING = "grail"
 
 Run = Callable[[Prepared, Job, Ledger, ir.Model], Applied]
 """Changes the narrowed graph in place; the prepared model and the ledger describe the original. The steps of the job
@@ -57,11 +55,6 @@ def _grasp() -> Method:
 METHODS: dict[str, Callable[[], Method]] = {"grasp": _grasp}
 
 
-def narrows(recipe: Recipe) -> bool:
-    """Return True if blocks are narrowed."""
-    return NARROWING in recipe.method
-
-
 def beside(recipe: Recipe) -> bool:
     """Return True if a method other than narrowing makes the model smaller."""
     return any(name in METHODS for name in recipe.method)
@@ -75,11 +68,8 @@ def require(recipe: Recipe) -> None:
     """
     require_torch(recipe)
     for name, method in _chosen(recipe).items():
-        if method.needs_torch(recipe) and importlib.util.find_spec("torch") is None:
-            raise MissingExtraError(
-                f"--method {name} needs torch for this, which is not installed",
-                hint="Run: pip install 'onnxgrail[torch]'",
-            )
+        if method.needs_torch(recipe):
+            require_extra("torch", "torch", f"--method {name} needs torch for this")
 
 
 @dataclass(frozen=True, slots=True)

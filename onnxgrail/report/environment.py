@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.machine.extras import version_of
 from onnxgrail.machine.plain import plain
 
 
@@ -26,11 +26,3 @@ def environment(*, providers: Sequence[str], threads: int | None) -> dict[str, A
         "providers": list(providers),
         "threads": threads,
     }
-
-
-def version_of(name: str) -> str | None:
-    """Return the version of an installed package, None if it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

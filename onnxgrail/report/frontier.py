@@ -10,11 +10,11 @@ from typing import Any
 
 from onnxgrail.allocation.found import Judged
 from onnxgrail.errors import UsageError
+from onnxgrail.machine.extras import version_of
 from onnxgrail.machine.files.paths import Read
 from onnxgrail.machine.plain import SCHEMA, plain
 from onnxgrail.narrowing.frontier import Costs
 from onnxgrail.recipe.keywords import portion, read_as
-from onnxgrail.report.environment import version_of
 from onnxgrail.report.report import Saved
 from onnxgrail.report.result import Result
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from onnxgrail.core import Refusal
 from onnxgrail.graph.rewrite.interface import Port
+from onnxgrail.machine.extras import version_of
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.memory import peak_rss_bytes
 from onnxgrail.machine.plain import SCHEMA, plain
-from onnxgrail.report.environment import environment, version_of
+from onnxgrail.report.environment import environment
 from onnxgrail.report.report import ModelChange, Report, Verification
 
 

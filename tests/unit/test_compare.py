@@ -199,7 +199,7 @@ def test_reason_drops_codes_and_source_lines():
 
 
 def test_both_runtimes_installed(monkeypatch):
-    monkeypatch.setattr("onnxgrail.calibration.runtime.session._version", lambda name: "1.0")
+    monkeypatch.setattr("onnxgrail.calibration.runtime.session.version_of", lambda name: "1.0")
     with pytest.raises(MissingExtraError, match="pip uninstall -y onnxruntime onnxruntime-gpu"):
         runtime()
 

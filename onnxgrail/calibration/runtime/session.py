@@ -27,6 +27,7 @@ from onnxgrail.graph.io.mapped import ROOT
 from onnxgrail.graph.io.serial import Packed
 from onnxgrail.graph.io.widen import wide
 from onnxgrail.machine.device import Device, device_of
+from onnxgrail.machine.extras import version_of
 
 CPU = ("CPUExecutionProvider",)
 REPAIR = "Run: pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxgrail[gpu]' (or [cpu])"
@@ -296,7 +297,7 @@ def runtime() -> ModuleType:
     Raises:
         MissingExtraError: not installed, or the CPU and the GPU wheel are both installed and overwrite each other.
     """
-    builds = [name for name in ("onnxruntime", "onnxruntime-gpu") if _version(name)]
+    builds = [name for name in ("onnxruntime", "onnxruntime-gpu") if version_of(name)]
     if len(builds) == 2:
         raise MissingExtraError(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files", hint=REPAIR
@@ -310,11 +311,3 @@ def runtime() -> ModuleType:
         raise MissingExtraError("the installation of ONNX Runtime is broken", hint=REPAIR)
     onnxruntime.set_default_logger_severity(4)  # what matters arrives as an exception
     return onnxruntime
-
-
-@functools.cache
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

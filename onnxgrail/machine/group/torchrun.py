@@ -8,6 +8,7 @@ with a header, which can also say that the sender has failed, and why.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import os
 import time
@@ -19,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.core import Array
-from onnxgrail.errors import DeviceError, LostProcessError, MissingExtraError, UsageError
+from onnxgrail.errors import DeviceError, LostProcessError, UsageError
 from onnxgrail.machine.amounts import whole
 from onnxgrail.machine.device import Device, device_of
+from onnxgrail.machine.extras import extra
 from onnxgrail.machine.group.sums import EMPTY, NOWHERE, SOLO, Group, Node, push
 from onnxgrail.machine.steps.codec import Record, packed, unpacked
 
@@ -315,14 +317,8 @@ def _has_nccl(torch: Any, device: Device) -> bool:
 
 
 def _torch() -> Any:
-    try:
-        import torch
-        import torch.distributed
-    except ImportError as error:
-        raise MissingExtraError(
-            "several processes need torch, which is not installed", hint="Run: pip install 'onnxgrail[torch]'"
-        ) from error
-    return torch
+    extra("torch.distributed", "torch", "several processes need torch")
+    return importlib.import_module("torch")
 
 
 def _number(name: str, default: int | None) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
 from onnxgrail.algebra.select.selectors import GRADIENTS
 from onnxgrail.core import Recipe
-from onnxgrail.errors import MissingExtraError, UsageError
+from onnxgrail.errors import UsageError
+from onnxgrail.machine.extras import require
 from onnxgrail.recipe.check import recipe_of
 from onnxgrail.recipe.choices import RefineChoices
 
@@ -24,11 +24,8 @@ def require_torch(recipe: Recipe) -> None:
     """
     gradients = f"--selector {recipe.selector}" if recipe.selector in GRADIENTS else ""
     what = f"--refine {','.join(recipe.refine)}" if recipe.refine else gradients
-    if what and importlib.util.find_spec("torch") is None:
-        raise MissingExtraError(
-            f"{what} needs torch, which is not installed",
-            hint="Run: pip install 'onnxgrail[torch]'",
-        )
+    if what:
+        require("torch", "torch", f"{what} needs torch")
 
 
 def recipe_of_fit(choices: Mapping[str, Any]) -> Recipe:

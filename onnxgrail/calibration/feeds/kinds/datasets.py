@@ -17,7 +17,8 @@ from onnxgrail.calibration.feeds.parts import Column, Part, readable
 from onnxgrail.calibration.feeds.reading import LENGTH, Reading
 from onnxgrail.calibration.feeds.signature import Input, Signature, describe
 from onnxgrail.core import Array, Ints, Labels
-from onnxgrail.errors import DataError, MissingExtraError
+from onnxgrail.errors import DataError
+from onnxgrail.machine.extras import extra
 from onnxgrail.machine.files.unchanged import SteadyFile
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -144,13 +145,7 @@ def _texts(table: Any, kinds: Mapping[str, Any], signature: Signature, reading: 
 
 
 def _arrow() -> Any:
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise MissingExtraError(
-            "saved data sets need pyarrow, which is not installed", hint="Run: pip install 'onnxgrail[datasets]'"
-        ) from error
-    return pa
+    return extra("pyarrow", "datasets", "saved data sets need pyarrow")
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from onnxgrail.calibration.feeds.parts import Column, Part, natural, readable
 from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.calibration.feeds.signature import Input, Signature, describe
 from onnxgrail.core import Array, Ints, Labels
-from onnxgrail.errors import DataError, MissingExtraError, UsageError
+from onnxgrail.errors import DataError, UsageError
 from onnxgrail.graph.slots import is_float
+from onnxgrail.machine.extras import extra
 
 SIZE = 224  # height and width if the model leaves them open
 MODES = {1: "L", 3: "RGB"}
@@ -108,12 +109,9 @@ def library() -> Any:
     Raises:
         MissingExtraError: pillow is not installed.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError(
-            "images need pillow, which is not installed", hint="Run: pip install 'onnxgrail[images]'"
-        ) from error
+    extra("PIL", "images", "images need pillow")
+    from PIL import Image
+
     return Image
 
 

@@ -20,7 +20,8 @@ from onnxgrail.calibration.feeds.parts import Column, Part, readable
 from onnxgrail.calibration.feeds.reading import LENGTH, Reading
 from onnxgrail.calibration.feeds.signature import Input, Signature, describe
 from onnxgrail.core import Array, Ints
-from onnxgrail.errors import DataError, MissingExtraError
+from onnxgrail.errors import DataError
+from onnxgrail.machine.extras import extra
 
 PROBE = 2**14  # bytes from which the bytes per token are estimated
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
@@ -94,16 +95,11 @@ class Tokens:
         """
         if reading.tokenizer is None:
             raise DataError(f"{source}: text needs a tokenizer", hint=f"Give --tokenizer FILE ({WHERE})")
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise MissingExtraError(
-                "text needs tokenizers, which is not installed", hint="Run: pip install 'onnxgrail[text]'"
-            ) from error
+        library = extra("tokenizers", "text", "text needs tokenizers")
         if not reading.tokenizer.is_file():
             raise DataError(f"no tokenizer at {str(reading.tokenizer)!r}", hint=f"Give a {WHERE}")
         with readable(reading.tokenizer):
-            tokenizer = Tokenizer.from_file(str(reading.tokenizer))
+            tokenizer = library.Tokenizer.from_file(str(reading.tokenizer))
         size = ids.shape[1] if ids.shape else None
         tables = [e.rows for e in signature if role_of(e) == "positions" and e.rows]
         wanted = min([reading.sequence_length or LENGTH, *tables])
