@@ -63,7 +63,9 @@ def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
     They take longer than one with as many multiply-accumulates, so latency must not be what is asked for.
     """
     searched = None if recipe.max_loss is None else recipe.minimize
-    sized = searched in ("params", "size") or _any(recipe.ratio, recipe.target_params, recipe.target_size)
+    sized = searched in ("params", "size") or any(
+        one is not None for one in (recipe.ratio, recipe.target_params, recipe.target_size)
+    )
     asked = sized or searched == "macs" or recipe.target_macs is not None
     counted = asked and measures(prepared, recipe)
     fits = {"embedding": sized or recipe.widths is not None, "rank": counted or recipe.widths is not None}
@@ -73,10 +75,6 @@ def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
 def measures(prepared: Prepared, recipe: Recipe) -> bool:
     """Return True if widths follow from measured losses."""
     return not simple(recipe) and tells(prepared, recipe) and recipe.allocate in ("auto", "global")
-
-
-def _any(*values: object) -> bool:
-    return any(value is not None for value in values)
 
 
 def _turned(recipe: Recipe) -> list[Kind]:

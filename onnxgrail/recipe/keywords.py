@@ -143,9 +143,7 @@ def wholes(value: Any) -> tuple[int, ...]:
 
 def place(value: Any) -> Path:
     """Read a path."""
-    if not isinstance(value, str | os.PathLike):
-        raise _OddError("a path")
-    found = os.fspath(value)
+    found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(found, str) or "\0" in found:
         raise _OddError("a path")
     return Path(found)

@@ -10,15 +10,15 @@ from typing import Any
 
 from onnxgrail.core import Refusal
 
-UNITS = {
-    "conv": "Convolution channels",
-    "mlp": "MLP neurons",
-    "heads": "Attention heads",
-    "qk": "Channels of queries and keys",
-    "vo": "Channels of values",
-    "stream": "Residual stream channels",
-    "embedding": "Embedding channels",
-    "rank": "Low-rank channels",
+KINDS = {  # words for a kind, the noun for its units, and a label for all of them
+    "conv": ("convolution", "channel", "Convolution channels"),
+    "mlp": ("MLP", "neuron", "MLP neurons"),
+    "heads": ("attention", "head", "Attention heads"),
+    "qk": ("queries and keys", "channel", "Channels of queries and keys"),
+    "vo": ("values", "channel", "Channels of values"),
+    "stream": ("residual stream", "channel", "Residual stream channels"),
+    "embedding": ("embedding", "channel", "Embedding channels"),
+    "rank": ("low rank", "channel", "Low-rank channels"),
 }
 SHARES = {
     "blocks": "parameters in blocks that can be narrowed",
@@ -65,7 +65,8 @@ def summary_rows(data: Mapping[str, Any]) -> tuple[SummaryRow, ...]:
         blocks = [block for block in data["blocks"] if block["kind"] == kind]
         cut = sum(block["kept"] < block["units"] for block in blocks)
         of = f"{cut} of {len(blocks)} block{'' if len(blocks) == 1 else 's'} narrowed"
-        label = f"{UNITS.get(kind, f'Units of {kind} blocks')} ({of})"
+        units = KINDS[kind][2] if kind in KINDS else f"Units of {kind} blocks"
+        label = f"{units} ({of})"
         before, after = (sum(block[key] for block in blocks) for key in ("units", "kept"))
         rows.append(SummaryRow(label=label, before=before, after=after, unit="count"))
     return tuple(rows)

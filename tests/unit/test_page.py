@@ -17,8 +17,9 @@ import pytest
 from onnxgrail.report.page import inspection_page, report_page
 from onnxgrail.report.page.html import figures
 from onnxgrail.report.page.html.markup import Markup, el, escape
-from onnxgrail.report.page.network import KINDS, BlockRow, LeftRow, rows_of
+from onnxgrail.report.page.network import BlockRow, LeftRow, rows_of
 from onnxgrail.report.page.sensitivity import STEPS, _short, heat_step
+from onnxgrail.report.summary import KINDS
 from tests.cli.standin import data as partial
 from tests.page_data import JOINED, block, encoder, inspection, refusal
 from tests.verdicts import checked, output, verdict

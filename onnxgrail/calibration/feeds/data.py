@@ -18,7 +18,6 @@ from onnxgrail.calibration.feeds.matching import from_mapping
 from onnxgrail.calibration.feeds.parts import Part, Rows
 from onnxgrail.calibration.feeds.reading import ALL, Reading, Sampling
 from onnxgrail.calibration.feeds.signature import (
-    Input,
     Signature,
     bad_values,
     check_array,
@@ -81,7 +80,8 @@ def read_apart(
     parts = tuple(feed for part in given for feed in unstacked(part, signature))
     notes = [note for part in parts for note in part.notes]
     for part in parts:
-        notes.extend(note for entry in signature for note in _check(part, entry))
+        for entry in signature:
+            notes.extend(check_array(part.arrays[entry.name], entry, part.source, batch_axis=True))
     notes.extend(note for part in parts for note in _disagreement(part, signature))
     if any(_is_ready(part, signature) for part in parts):
         return _ready_apart(_ready(parts, signature, limit, label, notes), apart, samples, seed)
@@ -147,10 +147,6 @@ def _parts(source: Source, signature: Signature, samples: int | None, reading: R
     raise DataError(
         f"calibration data of type {type(source).__name__} are not known", hint="Give a path or arrays by name"
     )
-
-
-def _check(part: Part, entry: Input) -> tuple[str, ...]:
-    return check_array(part.arrays[entry.name], entry, part.source, batch_axis=True)
 
 
 def _is_ready(part: Part, signature: Signature) -> bool:

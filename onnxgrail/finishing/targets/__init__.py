@@ -165,13 +165,9 @@ def _shapes(model: ir.Model) -> Iterator[dict[str, str]]:
                 "(--minShapes, --optShapes, --maxShapes of trtexec)",
             )
         for node in value.consumers():
-            rank = 0 if value.shape is None else len(value.shape)
-            if node.op_type in CHANNELLED and rank > 1 and node.inputs[0] is value and _open(value, 1):
+            channels = list(value.shape or ())[1:2]
+            if node.op_type in CHANNELLED and node.inputs[0] is value and channels and not isinstance(channels[0], int):
                 yield _found("problem", f"the channels of its input {value.name} must have a fixed size", node)
-
-
-def _open(value: ir.Value, axis: int) -> bool:
-    return value.shape is not None and not isinstance(value.shape[axis], int)
 
 
 def _widths(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, str]]:

@@ -42,7 +42,7 @@ def exempted(
         if node.op_type in (BACK, THERE) or (node.op_type in kinds and node.name not in layers):
             continue
         for slot, value in enumerate(node.inputs):
-            source = _unrounded(value, weights, graph) if node.name in layers else _constant(value, weights, graph)
+            source = (_read(value) if node.name in layers else None) or _constant(value, weights, graph)
             maker = source.producer() if source is not None else None
             if source is not None and (maker is None or maker.op_type not in whole or maker.name in layers):
                 node.replace_input_with(slot, source)
@@ -96,11 +96,6 @@ def _channels(node: ir.Node) -> int:
     if node.op_type == "Conv":
         return sizes[1] * integer(node, "group", 1)
     return sizes[integer(node, "transB")] if node.op_type in ("ConvTranspose", "Gemm") else 0
-
-
-def _unrounded(value: ir.Value | None, weights: Mapping[str, ir.Value], graph: ir.Graph) -> ir.Value | None:
-    """Return what a value was before it was rounded, None if it was not rounded."""
-    return _read(value) or _constant(value, weights, graph)
 
 
 def _constant(value: ir.Value | None, weights: Mapping[str, ir.Value], graph: ir.Graph) -> ir.Value | None:

@@ -13,7 +13,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.attributes import given, input_of, numbers_of
+from onnxgrail.graph.attributes import given, input_of, name_of, numbers_of
 from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
 from onnxgrail.graph.bits.folded import origin
 from onnxgrail.graph.bits.matrices import (
@@ -189,7 +189,7 @@ def plan_of(
         if channels or (bits and grid is None):  # a size counts on every weight, whatever its width
             grid = _channels(array, recipe, few)
         why = next((left[node] for node in matrix.nodes if node in left), "") or _why(array, grid)
-        vector = VECTOR if any(_rank(node, facts) == 1 for node in matrix.nodes) else ""
+        vector = VECTOR if any(len(facts.shapes.get(name_of(node, 0), ())) == 1 for node in matrix.nodes) else ""
         slow = spared.get(origin(matrix.weight), vector)
         if slow and not why and few < TABLE and array.dtype == np.float32:
             slower.append(matrix)
@@ -328,12 +328,6 @@ def _refusals(model: ir.Model, facts: Facts, left: Mapping[ir.Node, str]) -> tup
         for k, node in enumerate(model.graph)
         if node in left
     )
-
-
-def _rank(node: ir.Node, facts: Facts) -> int | None:
-    value = node.inputs[0]
-    shape = facts.shapes.get(value.name or "") if value is not None else None
-    return None if shape is None else len(shape)
 
 
 def _weight(node: ir.Node, facts: Facts) -> str:

@@ -102,11 +102,10 @@ def unpack(graph: ir.Graph, matrix: Matrix, rounded: Rounded) -> None:
     first(graph, index)
     sizes = [*blocks.shape[:2], grid.size * BITS // BYTE]
     wide = [*sizes, BYTE // BITS]
-    last = _made(index, free_name(graph, f"{matrix.weight}/Cast"), ir.DataType.INT32, sizes)
+    _made(index, free_name(graph, f"{matrix.weight}/Cast"), ir.DataType.INT32, sizes)
     for node, size in ((number, wide), (scaled, wide), (whole, shape.tolist())):
         _made(node, free_name(graph, f"{matrix.weight}/{node.op_type}"), ir.DataType.FLOAT, size)
-        graph.insert_after(last, node)
-        last = node
+    graph.insert_after(index, [number, scaled, whole])
     for node in matrix.nodes:
         node.replace_input_with(1, whole.outputs[0])
     plain = [node for node in matrix.nodes if len(stored) == 2 and not integer(node, "transB")]

@@ -84,7 +84,7 @@ class Meter:
         number = self._number[block.name]
         numbers = self._numbers(widths)
         numbers[number] = kept
-        return sum(self._part(place, numbers) for place in self._of[number])
+        return sum(self._found(place, numbers)[0] for place in self._of[number])
 
     def _numbers(self, widths: Mapping[str, int]) -> list[int]:
         return [0, *(widths.get(block.name, block.units) for block in self._survey.blocks)]
@@ -95,17 +95,14 @@ class Meter:
         if found is None:
             if len(self._sums) >= REMEMBERED:
                 self._sums.clear()
-            found = self._sums[numbers] = sum([self._part(place, numbers) for place in range(len(self._parts))])
+            found = self._sums[numbers] = sum([self._found(place, numbers)[0] for place in range(len(self._parts))])
         return found
-
-    def _part(self, place: int, kept: Sequence[int]) -> float:
-        return self._found(place, kept)[0]
 
     def _sized(self, place: int, kept: Sequence[int], full: Sequence[int], sizes: Mapping[str, Size]) -> float:
         """Return the savings of a part that the file may hold in another form."""
         part = self._parts[place]
         if not part.weights or any(name not in sizes for name in part.weights):
-            return self._part(place, kept)
+            return self._found(place, kept)[0]
         forms = tuple([sizes[name] for name in part.weights])
         key = (place, tuple([kept[number] for number in part.blocks]), forms)
         if key not in self._resized:

@@ -51,7 +51,8 @@ def _check_attributes(model: onnx.ModelProto, label: str) -> None:
             known[node.op_type, domain] = _declared(node.op_type, domain, versions.get(domain, 0))
         for attribute in node.attribute:
             wanted = known[node.op_type, domain].get(attribute.name)
-            where = f"{label}: the attribute {attribute.name!r} of the node {_called(node)}"
+            where = f"{label}: the attribute {attribute.name!r} of the node "
+            where += f"{node.name or node.output[0]!r} ({node.op_type})"
             if attribute.ref_attr_name:
                 raise ModelError(f"{where} refers to an attribute of a function, and the node is in none", hint=DAMAGED)
             if attribute.type and wanted is not None and attribute.type != wanted:
@@ -73,11 +74,6 @@ def _declared(op: str, domain: str, version: int) -> Mapping[str, int]:
     except onnx.defs.SchemaError:
         return {}
     return {name: int(attribute.type.value) for name, attribute in attributes.items()}
-
-
-def _called(node: onnx.NodeProto) -> str:
-    """Return the name of a node (of its first output if it has no name) with its operator."""
-    return f"{node.name or node.output[0]!r} ({node.op_type})"
 
 
 def _check_outputs(graph: onnx.GraphProto, label: str) -> None:

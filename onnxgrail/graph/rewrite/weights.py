@@ -53,7 +53,7 @@ def read(block: Block, model: ir.Model, survey: Survey, ledger: Ledger) -> Chann
     Raises:
         ModelError: a weight holds NaN or infinity.
     """
-    axes, shapes = _axes(survey), survey.facts.shapes
+    axes, shapes = {operand.param: operand.units for operand in survey.operands.values()}, survey.facts.shapes
     held = sum(8 * math.prod(shapes[slot.initializer]) for slot in block.slots)
     found: dict[int, Array] = {}
 
@@ -125,10 +125,6 @@ def loading(held: Mapping[str, ir.Value], facts: Facts) -> Load:
 def _array(slot: Slot, model: ir.Model, survey: Survey, ledger: Ledger) -> Array:
     found = ledger.arrays.get(slot.param)
     return original(slot.initializer, model, survey) if found is None else found
-
-
-def _axes(survey: Survey) -> Mapping[str, Mapping[int, Ints]]:
-    return {operand.param: operand.units for operand in survey.operands.values()}
 
 
 def _alive(array: Array, units: Mapping[int, Ints], dead: Bools) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
-from onnxgrail.graph.attributes import input_of, integer, integers, maker_of, number
+from onnxgrail.graph.attributes import input_of, integer, integers, maker_of, name_of, number
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import sweep
 from onnxgrail.graph.rewrite.unique import free_name
@@ -88,9 +88,7 @@ def _fused(node: ir.Node, facts: Facts) -> Norm | None:
     if integer(node, "axis", -1) % len(shape) != len(shape) - 1 or any(v.uses() for v in node.outputs[1:]):
         return None
     vectors = [_vector(node, k, facts, shape[-1]) for k in (1, 2)]
-    if any(
-        vector is None and len(node.inputs) > k and node.inputs[k] is not None for k, vector in enumerate(vectors, 1)
-    ):
+    if any(vector is None and input_of(node, k) is not None for k, vector in enumerate(vectors, 1)):
         return None
     return Norm(
         nodes=(node,),
@@ -151,11 +149,10 @@ def sole(value: ir.Value) -> ir.Node | None:
 
 def _over_last(node: ir.Node, facts: Facts) -> bool:
     """Return True if a node reduces the last axis alone and keeps it with length 1."""
-    source = node.inputs[0]
-    shape = facts.shapes.get(source.name or "") if source is not None else None
+    shape = facts.shapes.get(name_of(node, 0))
     if not shape or not integer(node, "keepdims", 1):
         return False
-    given = facts.values.get(node.inputs[1].name or "") if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    given = facts.values.get(name_of(node, 1))
     axes = integers(node, "axes") if given is None else tuple(int(a) for a in given.ravel())
     return len(axes) == 1 and axes[0] % len(shape) == len(shape) - 1
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import given, integer, integers
+from onnxgrail.graph.attributes import given, integer, integers, name_of
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
 Place = tuple[ir.Value, int]
@@ -134,14 +134,10 @@ def _split(step: Step) -> Passing | None:
 
 def _slice(step: Step) -> Passing | None:
     rank = len(step.shape(step.node.inputs[0]))
-    given = step.node.inputs[3] if len(step.node.inputs) > 3 else None
-    if given is None:
-        axes = integers(step.node, "axes", range(rank))
-    else:
-        value = step.facts.values.get(given.name or "")
-        if value is None:
-            return None
-        axes = tuple(int(a) for a in value.ravel())
+    value = step.facts.values.get(name_of(step.node, 3))
+    if value is None and name_of(step.node, 3):
+        return None
+    axes = integers(step.node, "axes", range(rank)) if value is None else tuple(int(a) for a in value.ravel())
     return _same(step) if step.axis not in [a % rank for a in axes] else None
 
 
@@ -221,8 +217,7 @@ def _mixed_rows(step: Step) -> Passing | None:
 
 def _reduced(step: Step) -> Passing | None:
     rank = len(step.shape(step.node.inputs[0]))
-    given = step.node.inputs[1] if len(step.node.inputs) > 1 else None
-    value = step.facts.values.get(given.name or "") if given is not None else None
+    value = step.facts.values.get(name_of(step.node, 1))
     axes = integers(step.node, "axes") if value is None else tuple(int(a) for a in value.ravel())
     gone = sorted(a % rank for a in axes)
     if not gone or step.operand not in (0, None):

@@ -173,9 +173,7 @@ def sharing(found: Candidates, chosen: Chosen) -> list[tuple[Matrix, str]]:
         weight: [name for name, some in found.matrices.items() if any(m.weight == weight for m in some)]
         for weight in taken
     }
-    left = {w: [n for n in names if w not in _weights(chosen, n)] for w, names in holders.items()}
+    left = {
+        w: [n for n in names if all(m.weight != w for m in chosen.matrices.get(n, ()))] for w, names in holders.items()
+    }
     return [(taken[weight], names[0] or "the rest of the model") for weight, names in left.items() if names]
-
-
-def _weights(chosen: Chosen, layer: str) -> set[str]:
-    return {m.weight for m in chosen.matrices.get(layer, ())}

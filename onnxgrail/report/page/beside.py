@@ -15,6 +15,7 @@ from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
 from onnxgrail.report.page.html.table import controls, framed, section, sortable, table
 from onnxgrail.report.page.network import BlockRow, blocks_of, rows_of
+from onnxgrail.report.page.outputs import named
 from onnxgrail.report.summary import Table, judged, summary_rows
 
 Data = Mapping[str, Any]
@@ -179,13 +180,7 @@ def _errors(one: Both) -> tuple[str, str]:
 def _outputs(a: Data, b: Data) -> Markup | None:
     """Return the section with the verdicts on each output; None if there are none."""
     one, two = ({(o["name"], v["part"]): v for o in judged(data) for v in o.get("verdicts") or ()} for data in (a, b))
-    rows = [
-        (
-            join((name(str(key[0])), f", {key[1]}" if key[1] else None)),
-            *(_verdict(side.get(key)) for side in (one, two)),
-        )
-        for key in dict.fromkeys([*one, *two])
-    ]
+    rows = [(named(*key), *(_verdict(side.get(key)) for side in (one, two))) for key in dict.fromkeys([*one, *two])]
     if not rows:
         return None
     caption = "Each output by the measure that suits what it holds, with 95 % intervals"

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxgrail.fidelity.words import SAYS_NOTHING, Headline, headline_of, speed
+from onnxgrail.report.page.brief import BUDGETS
 from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
 from onnxgrail.report.page.network import BlockRow, blocks_of, kinds_of, rows_of
 from onnxgrail.report.summary import SHARES, judged, loss_of
 
 ONCE = "measured once, no interval"
-
-
-METRICS = {"params": figures.count, "macs": figures.count, "size": figures.size}
 
 
 def title_of(path: str) -> str:
@@ -83,7 +81,7 @@ def _asked(data: Mapping[str, Any]) -> str:
     model = data["model"]
     budget, search = model.get("budget"), (data.get("allocation") or {}).get("search")
     if budget:
-        show = METRICS.get(budget["metric"], figures.milliseconds)
+        show = BUDGETS.get(budget["metric"], figures.count)
         return f"for {budget['metric']} of at most {show(budget['limit'])}, achieved {show(budget['achieved'])}"
     if search:
         loss = loss_of(data)

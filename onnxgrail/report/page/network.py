@@ -7,18 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxgrail.report.summary import outcome_text
+from onnxgrail.report.summary import KINDS, outcome_text
 
-KINDS = {
-    "conv": ("convolution", "channel"),
-    "mlp": ("MLP", "neuron"),
-    "heads": ("attention", "head"),
-    "qk": ("queries and keys", "channel"),
-    "vo": ("values", "channel"),
-    "stream": ("residual stream", "channel"),
-    "embedding": ("embedding", "channel"),
-    "rank": ("low rank", "channel"),
-}
 END = 2**62
 ROLES = {"producer": "made by", "passenger": "carried by", "consumer": "read by"}
 
@@ -68,12 +58,12 @@ class BlockRow:
     @property
     def kind_name(self) -> str:
         """Return the kind in words."""
-        return KINDS.get(self.kind, (self.kind, "unit"))[0]
+        return KINDS[self.kind][0] if self.kind in KINDS else self.kind
 
     @property
     def noun(self) -> str:
         """Return the noun for its units."""
-        return KINDS.get(self.kind, (self.kind, "unit"))[1]
+        return KINDS[self.kind][1] if self.kind in KINDS else "unit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +91,9 @@ def rows_of(data: Mapping[str, Any]) -> tuple[Row, ...]:
         items.append(((END if place is None else place, -1), refusal))
     items.sort(key=lambda item: item[0])
     rows: list[Row] = []
-    for reason, group in itertools.groupby(items, lambda item: _reason(item[1])):
+    for reason, group in itertools.groupby(
+        items, lambda item: None if isinstance(item[1], BlockRow) else str(item[1]["reason"])
+    ):
         members = [item for _, item in group]
         if reason is None:
             rows += [item for item in members if isinstance(item, BlockRow)]
@@ -124,10 +116,6 @@ def blocks_of(rows: Sequence[Row]) -> list[BlockRow]:
 def kinds_of(blocks: Iterable[BlockRow]) -> dict[str, str]:
     """Return the mapping of color class to kind in words, for the kinds that occur."""
     return {block.kind_class: block.kind_name for block in blocks}
-
-
-def _reason(item: BlockRow | Mapping[str, Any]) -> str | None:
-    return None if isinstance(item, BlockRow) else str(item["reason"])
 
 
 def _block(block: Mapping[str, Any]) -> BlockRow:

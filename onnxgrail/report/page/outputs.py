@@ -49,7 +49,7 @@ def _verdicts(found: Sequence[tuple[str, Outputs]]) -> Markup | None:
     """Return a table with a row per output, or part of an output: its content, measure and result; None if empty."""
     rows: list[Sequence[Child]] = [
         (
-            join((_named(output, verdict["part"]), el("span", place, class_="sub"))),
+            join((named(output["name"], verdict["part"]), el("span", place, class_="sub"))),
             join((verdict["measure"], el("span", f"{verdict['kind']}: {verdict['why']}", class_="sub"))),
             el("span", figures.words(value(verdict)), class_="option"),
             join((figures.words(extent(verdict)), el("span", figures.words(more(verdict)), class_="sub"))),
@@ -65,8 +65,9 @@ def _verdicts(found: Sequence[tuple[str, Outputs]]) -> Markup | None:
     return table(caption, columns, rows, class_="stacked verdicts")
 
 
-def _named(output: Mapping[str, Any], part: str) -> Markup:
-    return join((name(str(output["name"])), f", {part}" if part else None))
+def named(output: object, part: str) -> Markup:
+    """Return the name of an output, and that of a part of it if it has several."""
+    return join((name(str(output)), f", {part}" if part else None))
 
 
 def _distances(found: Sequence[tuple[str, Outputs]]) -> Markup:

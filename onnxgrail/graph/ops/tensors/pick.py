@@ -10,6 +10,7 @@ from onnxgrail.graph.ops.rule import narrow, refused, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.ops.tensors.layout import RUNTIME, taken
 from onnxgrail.graph.ops.tensors.reduce import mix
+from onnxgrail.graph.stored.integers import kept
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
@@ -64,9 +65,7 @@ def narrow_gather_elements(cut: Cut) -> None:
     lost = {axis: stays for axis, stays in cut.alive(cut.output_name()).items() if axis not in own}
     known = cut.facts.values.get(name) if name in cut.facts.constants else None
     if known is not None and lost:
-        for axis, stays in lost.items():
-            known = np.compress(stays, known, axis=axis)
-        cut.set_operand(1, known, "index")
+        cut.set_operand(1, kept(known, lost), "index")
         return
     for axis, stays in lost.items():
         along = [ir.AttrInt64("axis", axis)]

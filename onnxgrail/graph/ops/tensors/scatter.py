@@ -18,6 +18,7 @@ from onnxgrail.graph.ops.tensors.broadcast import Operand, combine
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.ops.tensors.filled import is_filled, pick
 from onnxgrail.graph.ops.tensors.pick import SCATTER
+from onnxgrail.graph.stored.integers import kept
 from onnxgrail.graph.trace.facts import Facts, constant_of
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
@@ -111,6 +112,4 @@ def _recount(cut: Cut, stays: Mapping[int, Bools]) -> None:
         return
     index = constant_of(cut.node.inputs[INDEX], name, cut.facts)
     assert index is not None
-    for axis, first in fewer.items():
-        index = np.compress(first, index, axis=axis)
-    cut.set_operand(INDEX, index, "index")
+    cut.set_operand(INDEX, kept(index, fewer), "index")
