@@ -19,6 +19,13 @@ def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"Did you mean {close[0]!r}?" if close else ""
 
 
+def first_cause(error: BaseException) -> BaseException:
+    """Return the error that others were raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 class OnnxGrailError(Exception):
     """Base of all errors that a user can meet.  `hint` says what to do next."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from onnxgrail.errors import OnnxGrailError, OutputError
+from onnxgrail.errors import OnnxGrailError, OutputError, first_cause
 from onnxgrail.exporting.subject import Subject, Tensor, caller, quiet, torch
 from onnxgrail.graph.io import model_file
 from onnxgrail.machine.files.temporary import out_of_room
@@ -140,8 +140,7 @@ def attend(module: Any, way: str | None) -> None:
 
 def reason(error: BaseException) -> str:
     """Return the first nonempty line of the root cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    error = first_cause(error)
     for line in str(error).splitlines():
         text = line.strip(" #-*")
         if text:

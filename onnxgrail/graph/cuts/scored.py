@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrail.graph.attributes import given
+from onnxgrail.graph.io.model_file import copy
 
 MOVES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
 
@@ -19,20 +20,19 @@ def scored(model: ir.Model) -> ir.Model | None:
     """
     if not model.graph.outputs or any(_scores(value) is None for value in model.graph.outputs):
         return None
-    copy = model.clone()
-    copy.meta.update(model.meta)
+    made = copy(model)
     shown = []
-    for label in copy.graph.outputs:
+    for label in made.graph.outputs:
         scores = _scores(label)
         assert scores is not None
         to = ir.AttrInt64("to", ir.DataType.FLOAT)  # an output needs a type, and that of the scores may be unknown
         node = ir.Node("", "Cast", [scores], [to])
         node.outputs[0].name, node.outputs[0].type = f"logits of {label.name}", ir.TensorType(ir.DataType.FLOAT)
-        copy.graph.append(node)
+        made.graph.append(node)
         shown.append(node.outputs[0])
-    copy.graph.outputs.clear()
-    copy.graph.outputs.extend(shown)
-    return copy
+    made.graph.outputs.clear()
+    made.graph.outputs.extend(shown)
+    return made
 
 
 def chosen_by(shown: ir.Value) -> str:

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.io.mapped import in_memory
+from onnxgrail.graph.io.mapped import in_memory, weights_of
 from onnxgrail.graph.io.model_file import LIMIT, copy, weight_bytes
 from onnxgrail.graph.io.serial import to_file
 
@@ -35,10 +35,8 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     if weight_bytes(model) > LIMIT:
         raise ModelError("a model over 2 GiB cannot be one message", hint="Write it to a file with `output`")
     whole = copy(model)
-    for graph in whole.graphs():
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                value.const_value = in_memory(value.const_value)
+    for value, tensor in weights_of(whole):
+        value.const_value = in_memory(tensor)
     return to_file(whole)
 
 

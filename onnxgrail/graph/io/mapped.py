@@ -95,16 +95,16 @@ def map_weights(model: ir.Model, path: Path | None, label: str) -> None:
         ModelError: external data is missing, truncated, or outside the model's folder.
     """
     files: dict[Path, SteadyFile] = {}
+    for value, given in weights_of(model):
+        if isinstance(given, ir.ExternalTensor):
+            value.const_value = _mapped(given, path, label, files)
     for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _mapped(value.const_value, path, label, files)
         for node in graph:
             for name, attribute in node.attributes.items():
                 if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
                     tensor = _mapped(attribute.value, path, label, files)
                     node.attributes[name] = ir.AttrTensor(name, in_memory(tensor))
-    held = {t.file: None for t in _tensors(model) if isinstance(t, Mapped) and not t.temporary}
+    held = {t.file: None for _, t in weights_of(model) if isinstance(t, Mapped) and not t.temporary}
     model.meta[SOURCES] = tuple(held)
 
 
@@ -192,14 +192,14 @@ def discard(model: ir.Model) -> None:
 
     Otherwise they would stay until Python's garbage collector frees the model.
     """
-    for tensor in _tensors(model):
+    for _, tensor in weights_of(model):
         if os.name == "posix" and isinstance(tensor, Mapped) and tensor.temporary:
             _remove(Path(tensor.path))
 
 
 def keep(model: ir.Model) -> ir.Model:
     """Exempt the temporary files of a model from `discard`, which copies of it then do not remove; return the model."""
-    for tensor in _tensors(model):
+    for _, tensor in weights_of(model):
         if isinstance(tensor, Mapped):
             tensor.temporary = False
     return model
@@ -237,7 +237,7 @@ def write(tensor: ir.TensorProtocol, file: Any) -> None:
 
 def weight_files(model: ir.Model) -> dict[str, Path]:
     """Return the external data files of a model: location as written in the model -> path."""
-    return {t.stated: Path(t.path) for t in _tensors(model) if isinstance(t, Mapped) and t.stated}
+    return {t.stated: Path(t.path) for _, t in weights_of(model) if isinstance(t, Mapped) and t.stated}
 
 
 def check_unchanged(model: ir.Model) -> None:
@@ -266,22 +266,23 @@ def unchanged(model: ir.Model) -> Iterator[None]:
 
 def in_files(model: ir.Model) -> bool:
     """Return True if any weights of a model are in files: external data or the model file itself."""
-    return any(isinstance(tensor, Mapped) for tensor in _tensors(model))
+    return any(isinstance(tensor, Mapped) for _, tensor in weights_of(model))
 
 
 def loose(model: ir.Model) -> ir.Model:
     """Replace weights that are mapped from the model file itself by lazy tensors, in place, and return the model."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, Mapped) and not tensor.stated:
-                value.const_value = ir.LazyTensor(partial(in_memory, tensor), **fields(tensor))
+    for value, tensor in weights_of(model):
+        if isinstance(tensor, Mapped) and not tensor.stated:
+            value.const_value = ir.LazyTensor(partial(in_memory, tensor), **fields(tensor))
     return model
 
 
-def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol | None]:
+def weights_of(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """Yield the initializers of all graphs, bodies of nodes included, with their tensors."""
     for graph in model.graphs():
-        yield from (value.const_value for value in graph.initializers.values())
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value, value.const_value
 
 
 def _remove(path: Path | None) -> None:

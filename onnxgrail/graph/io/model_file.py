@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrail.errors import ModelError, OnnxGrailError, OutputError
+from onnxgrail.errors import ModelError, OnnxGrailError, OutputError, first_cause
 from onnxgrail.graph.flatten.functions import inlined
 from onnxgrail.graph.flatten.sequences import unpack
 from onnxgrail.graph.io.inside import Split, hold, split
@@ -253,9 +253,7 @@ def move(draft: Path, path: Path) -> None:
 
 
 def _brief(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(first_cause(error)).split())[:200]
 
 
 def bytes_on_disk(model: ir.Model, path: Path) -> int:

@@ -10,8 +10,9 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.core import Array
-from onnxgrail.errors import ModelError
+from onnxgrail.errors import ModelError, first_cause
 from onnxgrail.graph.flatten.branches import folded, in_branch
+from onnxgrail.graph.io.mapped import fields
 from onnxgrail.graph.io.opaque import write_back
 from onnxgrail.graph.io.widen import has_bfloat16, widen
 
@@ -53,16 +54,8 @@ def beside(model: ir.Model) -> Iterator[dict[str, Array]]:
                 continue
             if tensor.dtype in PLAIN and tensor.nbytes >= LARGE:
                 weights[name] = tensor.numpy()
-                value.const_value = ir.ExternalTensor(
-                    "memory",
-                    0,
-                    tensor.nbytes,
-                    tensor.dtype,
-                    shape=ir.Shape(weights[name].shape),
-                    name=name,
-                    doc_string=tensor.doc_string,
-                    metadata_props=dict(tensor.metadata_props),
-                )
+                known = {**fields(tensor), "name": name}
+                value.const_value = ir.ExternalTensor("memory", 0, tensor.nbytes, **known)
         yield weights
     finally:
         for name, value in inside.items():
@@ -80,10 +73,7 @@ def message(model: ir.Model) -> onnx.ModelProto:
     except MemoryError:
         raise
     except Exception as error:  # onnx-ir wraps the cause once per level
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise ModelError(f"the model cannot be written: {cause}") from error
+        raise ModelError(f"the model cannot be written: {first_cause(error)}") from error
     write_back(proto, model.graph.outputs)
     return proto
 

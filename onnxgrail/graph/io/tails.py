@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.io.opaque import is_tensor
 from onnxgrail.graph.stored.declared import inferred
 from onnxgrail.graph.trace.facts import bodies
@@ -39,8 +40,7 @@ def cut(model: ir.Model) -> tuple[ir.Model, Tail]:
     tail = Tail(nodes=nodes, outputs=outputs, opsets={n.domain: model.opset_imports[n.domain] for n in nodes})
     if not nodes:
         return model, tail
-    core = model.clone()
-    core.meta.update(model.meta)
+    core = copy(model)
     gone = {v.name for v in ends}
     reads = {v.name: v for node in core.graph if node.outputs[0].name in gone for v in node.inputs if v is not None}
     _declare([v for v in reads.values() if v.type is None], model)
@@ -67,12 +67,12 @@ def joined(core: ir.Model, tail: Tail) -> ir.Model:
     there = {v.name: v for v in core.graph.outputs}
     for node in tail.nodes:
         inputs = [None if v is None else there[v.name] for v in node.inputs]
-        copy = ir.Node(node.domain, node.op_type, inputs, node.attributes.values(), num_outputs=1, name=node.name)
-        copy.metadata_props.update(node.metadata_props)
-        made, old = copy.outputs[0], node.outputs[0]
+        again = ir.Node(node.domain, node.op_type, inputs, node.attributes.values(), num_outputs=1, name=node.name)
+        again.metadata_props.update(node.metadata_props)
+        made, old = again.outputs[0], node.outputs[0]
         made.name, made.type, made.shape = old.name, old.type, old.shape
         made.meta.update(old.meta)
-        core.graph.append(copy)
+        core.graph.append(again)
         core.opset_imports.setdefault(node.domain, tail.opsets[node.domain])
         there[made.name] = made
     if tail.nodes:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.graph.io.soundness import bodies
-from onnxgrail.graph.stored.declared import without_weights
+from onnxgrail.graph.stored.declared import inferred
 
 NARROW, WIDE = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
 _TYPED = frozenset({"to", "dtype", "output_dtype", "stash_type"})  # attributes that name an element type
@@ -46,13 +46,8 @@ def widen(proto: onnx.ModelProto) -> None:
 
 def true_types(model: ir.Model) -> dict[str, np.dtype]:
     """Return the dtypes of tensors that shape inference finds to be bfloat16, which a widened run shows as float32."""
-    try:
-        proto = onnx.shape_inference.infer_shapes(without_weights(model))
-    except Exception:  # noqa: BLE001  inference fails on some ops: no types are known
-        return {}
-    infos = [*proto.graph.value_info, *proto.graph.output]
     narrow = ir.DataType.BFLOAT16.numpy()
-    return {info.name: narrow for info in infos if info.type.tensor_type.elem_type == NARROW}
+    return {info.name: narrow for info in inferred(model) if info.type.tensor_type.elem_type == NARROW}
 
 
 def wide(array: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import onnx
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io import mapped
-from onnxgrail.graph.io.mapped import Mapped, fields, in_memory
+from onnxgrail.graph.io.mapped import Mapped, fields, in_memory, weights_of
 from onnxgrail.graph.io.serial import beside, to_file
 from onnxgrail.graph.io.wire import head
 from onnxgrail.machine.files.placing import Hashed, Weights
@@ -35,7 +35,7 @@ def unload(model: ir.Model, path: Path, named: Callable[[str], str]) -> Weights 
     starts: dict[ir.Value, tuple[int, ir.TensorProtocol]] = {}
     with path.open("wb") as raw:
         file = Hashed(raw)
-        for value, tensor in _weights(model):
+        for value, tensor in weights_of(model):
             if tensor.nbytes <= SMALL or isinstance(tensor, ir.StringTensor):
                 value.const_value = in_memory(tensor)
                 continue
@@ -74,7 +74,7 @@ def write_inline(model: ir.Model, path: Path) -> str:
     Returns:
         The checksum of the file.
     """
-    for value, held in _weights(model):
+    for value, held in weights_of(model):
         if isinstance(held, Mapped) and value.name not in model.graph.initializers:
             value.const_value = in_memory(held)  # in a body: rare and small
     proto = to_file(model)
@@ -117,9 +117,11 @@ def written_bytes(model: ir.Model, weights: str = "") -> int:
     with beside(model) as large:
         proto = to_file(model)
     sizes = {name: array.nbytes for name, array in large.items()}
-    sizes |= {v.name or "": held.nbytes for v, held in _weights(model) if isinstance(held, Mapped)}
+    sizes |= {v.name or "": held.nbytes for v, held in weights_of(model) if isinstance(held, Mapped)}
     apart = _apart(model, proto, weights) if weights else {}
-    whole = {v.name or "": held.raw.ByteSize() for v, held in _weights(model) if isinstance(held, ir.TensorProtoTensor)}
+    whole = {
+        v.name or "": held.raw.ByteSize() for v, held in weights_of(model) if isinstance(held, ir.TensorProtoTensor)
+    }
     inside = {name: len(head(_RAW, size)) + size for name, size in sizes.items() if name not in apart}
     more = 0
     for tensor in proto.graph.initializer:
@@ -144,7 +146,7 @@ def _longer_head(field: int, size: int, more: int) -> int:
 
 def _apart(model: ir.Model, proto: onnx.ModelProto, file: str) -> dict[str, int]:
     """Make a message refer to a weights file, as after `unload`; return the bytes of these weights by name."""
-    large = {v.name or "": t.nbytes for v, t in _weights(model) if t.nbytes > SMALL and t.dtype != ir.DataType.STRING}
+    large = {v.name or "": t.nbytes for v, t in weights_of(model) if t.nbytes > SMALL and t.dtype != ir.DataType.STRING}
     start, sizes = 0, {}
     for tensor in proto.graph.initializer:
         if tensor.name in large:
@@ -157,13 +159,6 @@ def _apart(model: ir.Model, proto: onnx.ModelProto, file: str) -> dict[str, int]
                 tensor.external_data.add(key=key, value=str(value))
             start += large[tensor.name] + -large[tensor.name] % ALIGN
     return sizes
-
-
-def _weights(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                yield value, value.const_value
 
 
 def _split(proto: onnx.TensorProto, tensor: Mapped | None) -> tuple[bytes, Mapped | None, int]:
