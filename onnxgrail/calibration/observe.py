@@ -13,6 +13,7 @@ from onnxgrail.calibration.runtime.session import CPU, Setup, open_session
 from onnxgrail.calibration.stream.relay import STRETCH, Relay
 from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.attributes import written
 from onnxgrail.graph.io.mapped import Mapped
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.io.widen import has_bfloat16, true_types
@@ -112,8 +113,7 @@ def _narrow_types(
 def _tensors(model: ir.Model) -> list[tuple[str, ir.TensorProtocol]]:
     """Return initializers and the values of Constant nodes."""
     found = [(name, v.const_value) for name, v in model.graph.initializers.items()]
-    nodes = [n for n in model.graph if n.op_type == "Constant" and "value" in n.attributes]
-    found += [(n.outputs[0].name or "", n.attributes["value"].as_tensor()) for n in nodes]
+    found += [(node.outputs[0].name or "", written(node)) for node in model.graph if node.outputs]
     return [(name, tensor) for name, tensor in found if tensor is not None]
 
 

@@ -49,6 +49,12 @@ def numbers_of(value: ir.Value) -> Array:
     return value.const_value.numpy()
 
 
+def written(node: ir.Node | None) -> ir.TensorProtocol | None:
+    """Return the tensor of a Constant node; None for other nodes, and if it is written as numbers or text."""
+    known = node is not None and node.op_type == "Constant" and "value" in node.attributes
+    return node.attributes["value"].as_tensor() if node is not None and known else None
+
+
 def integer(node: ir.Node, name: str, default: int = 0) -> int:
     """Return an integer attribute, or the default."""
     found = node.attributes.get(name)

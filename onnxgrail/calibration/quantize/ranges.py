@@ -11,7 +11,7 @@ from onnxgrail.calibration.quantize.noise import last_values
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Feed, Floats
 from onnxgrail.graph.bits.exempt import BACK, THERE
-from onnxgrail.graph.bits.folded import added
+from onnxgrail.graph.bits.folded import added, appended
 from onnxgrail.graph.bits.ranges import Range
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.serial import pack
@@ -70,10 +70,7 @@ def _error(graph: ir.Graph, value: ir.Value, known: Range, share: ir.Value) -> s
     name = f"{SHARE}/{value.name}"
 
     def add(op: str, inputs: Sequence[ir.Value], attributes: Sequence[ir.Attr] = ()) -> ir.Value:
-        node = ir.Node("", op, inputs, attributes)
-        node.outputs[0].name = f"{name}/{op}"
-        graph.append(node)
-        return node.outputs[0]
+        return appended(graph, op, inputs, f"{name}/{op}", attributes)
 
     scale = add("Mul", [added(graph, known.scale, f"{name}/scale"), share])
     zero = added(graph, known.zero, f"{name}/zero")

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Feed, Floats
 from onnxgrail.graph.attributes import numbers_of
-from onnxgrail.graph.bits.folded import BIASED, Weight, added, rounded, weights_of
+from onnxgrail.graph.bits.folded import BIASED, Weight, added, appended, rounded, weights_of
 from onnxgrail.graph.bits.ranges import biases_of
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.serial import pack
@@ -85,10 +85,7 @@ def _in_8_bits(graph: ir.Graph, node: ir.Node, layer: ir.Node, values: Mapping[s
     name = f"{node.name}/eight"
 
     def add(op: str, inputs: Sequence[ir.Value | None], attributes: Iterable[ir.Attr] = ()) -> ir.Value:
-        made = ir.Node("", op, inputs, list(attributes))
-        made.outputs[0].name = f"{name}/{len(graph)}"
-        graph.append(made)
-        return made.outputs[0]
+        return appended(graph, op, inputs, f"{name}/{len(graph)}", attributes)
 
     def copied(value: ir.Value | None) -> ir.Value | None:
         if value is None or value.name in values:
@@ -111,12 +108,7 @@ def _errors(graph: ir.Graph, weight: Weight) -> tuple[str, str] | None:
     codes, scale = rounded(weight.array, weight.axes)
     name = f"{weight.name}/error"
     value = added(graph, weight.array - codes.astype(np.float32) * scale, f"{name}/weight")
-    attributes = list(node.attributes.values())
-    outputs = [(node.op_type, f"{name}/layer"), ("GlobalAveragePool", f"{name}/mean")]
-    inputs: list[ir.Value | None] = [node.inputs[0], value]
-    for op, output in outputs[: 1 if node.op_type == "Gemm" else 2]:
-        made = ir.Node("", op, inputs, attributes)
-        made.outputs[0].name, made.outputs[0].type = output, ir.TensorType(ir.DataType.FLOAT)
-        graph.append(made)
-        inputs, attributes, last = [made.outputs[0]], [], output
-    return weight.name, last
+    last = appended(graph, node.op_type, [node.inputs[0], value], f"{name}/layer", node.attributes.values())
+    if node.op_type != "Gemm":
+        last = appended(graph, "GlobalAveragePool", [last], f"{name}/mean")
+    return weight.name, last.name or ""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import input_of
+from onnxgrail.graph.attributes import input_of, written
 from onnxgrail.graph.io.opset import opset_of
 
 STANDARD = ("", "ai.onnx")
@@ -105,7 +105,7 @@ def _constant(value: ir.Value) -> Any:
     tensor = value.const_value
     producer = value.producer()
     if tensor is None and producer is not None and producer.op_type == "Constant":
-        tensor = producer.attributes["value"].as_tensor() if "value" in producer.attributes else None
+        tensor = written(producer)
         if tensor is None:  # value_ints and similar attributes
             return np.zeros(0)
     return None if tensor is None else tensor.numpy()
@@ -144,9 +144,7 @@ def _nodes(model: ir.Model) -> Iterator[ir.Node]:
 def _computed(model: ir.Model) -> Iterator[tuple[ir.Value, ir.DataType | None]]:
     """Yield the outputs of nodes with their types, None if unknown; except of casts, which state their type."""
     for node in _nodes(model):
-        tensor = (
-            node.attributes["value"].as_tensor() if node.op_type == "Constant" and "value" in node.attributes else None
-        )
+        tensor = written(node)
         for value in node.outputs if node.op_type != "Cast" else ():
             yield value, value.dtype if tensor is None else tensor.dtype
 

@@ -7,7 +7,7 @@ constants, so the layers that read them compute in float32, as fast as before.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -222,6 +222,16 @@ def added(graph: ir.Graph, array: Array, name: str) -> ir.Value:
     value = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind, const_value=ir.tensor(array, name=name))
     graph.register_initializer(value)
     return value
+
+
+def appended(
+    graph: ir.Graph, op: str, inputs: Iterable[ir.Value | None], name: str, attributes: Iterable[ir.Attr] = ()
+) -> ir.Value:
+    """Add a node at the end of a graph; return its output, which gets this name."""
+    node = ir.Node("", op, list(inputs), list(attributes))
+    node.outputs[0].name = name
+    graph.append(node)
+    return node.outputs[0]
 
 
 def is_folded(model: ir.Model) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints
-from onnxgrail.graph.attributes import integer, name_of, names_of
+from onnxgrail.graph.attributes import integer, name_of, names_of, written
 from onnxgrail.graph.rotate.marked import is_cached
 from onnxgrail.graph.stored.find import scales_of
 from onnxgrail.graph.stored.looked_up import EACH, lookups_of
@@ -48,9 +48,8 @@ def _parameters(graph: ir.Graph) -> int:
     """Count the parameters of one graph, without the bodies of its nodes."""
     scales = scales_of(graph)
     stored = [v.const_value for v in graph.initializers.values() if v.const_value is not None and v not in scales]
-    written = [n for n in graph if n.op_type == "Constant" and "value" in n.attributes and n.outputs[0] not in scales]
-    spelled = (node.attributes["value"].as_tensor() for node in written)
-    weights = [*stored, *(tensor for tensor in spelled if tensor.size > 1)]
+    spelled = (written(node) for node in graph if scales.isdisjoint(node.outputs))
+    weights = [*stored, *(tensor for tensor in spelled if tensor is not None and tensor.size > 1)]
     return sum(int(tensor.size) for tensor in weights if is_weight(tensor.dtype)) + _filled(graph) + _packed(graph)
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgrail.graph.attributes import written
+
 FREE = 4  # first IR version in which an initializer need not be an input
 FEW = 8  # the most inputs with a default value that count as intended
 
@@ -119,9 +121,7 @@ def direct(model: ir.Model, *, keep_inputs: bool = False) -> Unlisted:
         if node.domain or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
             continue
         out = node.outputs[0]
-        tensor = (
-            node.attributes["value"].as_tensor() if node.op_type == "Constant" and "value" in node.attributes else None
-        )
+        tensor = written(node)
         if tensor is not None and tensor.dtype in FLOATS and tensor.size > 1:
             weight = ir.Value(
                 name=out.name,

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 import onnx_ir as ir
 
 from onnxgrail.core import Refusal
+from onnxgrail.graph.attributes import written
 from onnxgrail.graph.flatten.branches import SIDES, scope_of
 from onnxgrail.graph.trace.facts import Branch, Facts, bodies, is_choice, key
 
@@ -84,8 +85,5 @@ def _read(node: ir.Node, carried: Collection[str]) -> set[str]:
 
 def _is_weight(value: ir.Value) -> bool:
     """Return True for a stored matrix or filter: an initializer or the value of a Constant node."""
-    maker = value.producer()
-    stored = value.const_value if value.is_initializer() else None
-    if maker is not None and maker.op_type == "Constant" and "value" in maker.attributes:
-        stored = maker.attributes["value"].as_tensor()
+    stored = value.const_value if value.is_initializer() else written(value.producer())
     return stored is not None and len(stored.shape) > 1

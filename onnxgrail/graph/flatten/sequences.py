@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import given, input_of, integer
 from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.assign import sweep
 
 
 def unpack(model: ir.Model) -> None:
@@ -88,16 +89,4 @@ def _replace(graph: ir.Graph, node: ir.Node, sizes: Ints, readers: list[tuple[in
             ir.convenience.replace_nodes_and_values(graph, reader, [reader], [], reader.outputs, [piece])
         taken.add(at)
     graph.remove(node, safe=True)
-    _forget(graph, operands)
-
-
-def _forget(graph: ir.Graph, values: set[ir.Value]) -> None:
-    """Remove constants that no node reads any more."""
-    for value in values:
-        producer = value.producer()
-        if value.uses() or value.is_graph_output():
-            continue
-        if producer is not None and producer.graph is graph:
-            graph.remove(producer, safe=True)
-        elif value.name and value.name in graph.initializers:
-            del graph.initializers[value.name]
+    sweep(graph, operands)

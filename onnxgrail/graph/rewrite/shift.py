@@ -111,14 +111,10 @@ def _behind(
 def _add(graph: ir.Graph, node: ir.Node, shift: Array) -> None:
     """Insert an Add after the output; the sum takes over the output's name, so readers get the shifted value."""
     old, name = node.outputs[0], key(node)
-    uses = list(old.uses())
     added = ir.Node("", "Add", [old, constant(graph, np.array(shift), f"{name}/shift")], name=f"{name}/shifted")
     new = added.outputs[0]
     new.type, new.shape = old.type, old.shape
     graph.insert_after(node, added)
-    for use in uses:
-        use.node.replace_input_with(use.idx, new)
-    for position, output in enumerate(graph.outputs):
-        if output is old:
-            graph.outputs[position] = new
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    added.replace_input_with(0, old)
     old.name, new.name = f"{name}/unshifted", name
