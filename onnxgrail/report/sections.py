@@ -51,6 +51,10 @@ class Sections:
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+MEASURED = ("calibration", "allocation", "blocks", "refits", "norms", "refines", "methods")
+"""The sections that are written as they are."""
+
+
 def make_report(job: Job, sections: Sections) -> Report:
     """Return the report of a run in schema 1; `forward` of its times is the time spent inside ONNX Runtime."""
     return Report(
@@ -60,13 +64,7 @@ def make_report(job: Job, sections: Sections) -> Report:
             "recipe": plain(asdict(job.recipe)),
             "environment": plain(environment(providers=job.recipe.providers, threads=None)),
             "model": asdict(sections.model),
-            "calibration": plain(sections.calibration),
-            "allocation": plain(sections.allocation),
-            "blocks": [plain(block) for block in sections.blocks],
-            "refits": plain(list(sections.refits)),
-            "norms": plain(list(sections.norms)),
-            "refines": plain(list(sections.refines)),
-            "methods": plain(sections.methods),
+            **{name: plain(getattr(sections, name)) for name in MEASURED},
             "refusals": [asdict(refusal) for refusal in sections.refusals],
             "verification": plain(asdict(sections.verification or Verification())),
             "interface": plain([port.entry() for port in sections.interface]),

@@ -123,8 +123,7 @@ def program_of(model: ir.Model, *, floats: torch.dtype | None = None) -> Program
         for name, value in model.graph.initializers.items()
         if value.const_value is not None and name in used and value.const_value.dtype != ir.DataType.STRING
     }
-    outputs = tuple(names_of(model.graph.outputs))
-    return Program(steps=steps, weights=weights, outputs=outputs, floats=floats)
+    return Program(steps=steps, weights=weights, outputs=tuple(names_of(model.graph.outputs)), floats=floats)
 
 
 def trainable(model: ir.Model) -> Program:

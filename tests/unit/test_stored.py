@@ -19,7 +19,7 @@ from onnxgrail.graph.stored.integers import Levels, Stored
 from onnxgrail.graph.stored.looked_up import PLACES, TARGET, LookedUp
 from onnxgrail.graph.stored.packed import BITS, Packed, packed_bits, unpacked
 from onnxgrail.graph.stored.scaled import Scaled, limits
-from onnxgrail.graph.stored.turned import Turned
+from onnxgrail.graph.stored.turned import turned
 from tests.contract.cases_lookups import MATRICES
 from tests.contract.cases_quantised import BLOCKS, FOLDED, KINDS, PACKED
 from tests.contract.rule_case import Case, build
@@ -252,7 +252,7 @@ def test_unpacking_is_undone(bits: int, data: bytes) -> None:
 
 
 def test_a_transposed_weight_is_seen_turned() -> None:
-    stored = Turned(Scaled((2, 6), np.dtype(np.float32), "q", "s", "", 1, 3, False, "q", 4), (1, 0))
+    stored = turned(Scaled((2, 6), np.dtype(np.float32), "q", "s", "", 1, 3, False, "q", 4), (1, 0))
     assert (stored.shape, stored.bits, stored.held) == ((6, 2), 4, True)
     assert [stored.block(axis) for axis in (0, 1)] == [3, 1]
     (member,) = stored.members(0, np.array([0, 1, 2]))

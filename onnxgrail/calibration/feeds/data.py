@@ -239,8 +239,7 @@ def _stackable(parts: tuple[Part, ...], signature: Signature) -> bool:
 
     They have the same shapes after the first axis, the same dtypes, and the same numbers without axes.
     """
-    kinds = {tuple(_kind(part.arrays[entry.name]) for entry in signature) for part in parts}
-    return len(kinds) == 1
+    return len({tuple(_kind(part.arrays[entry.name]) for entry in signature) for part in parts}) == 1
 
 
 def _kind(array: Rows) -> tuple[object, ...]:

@@ -28,5 +28,4 @@ def reason_of(message: str) -> str:
     text = " ".join(message.split())
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S+?/onnxruntime/\S+:\d+ .*?\) ", "", text)
-    text = re.sub(r" ; GPU=-?\d+ ; hostname=.*", "", text)
-    return text[:400]
+    return re.sub(r" ; GPU=-?\d+ ; hostname=.*", "", text)[:400]

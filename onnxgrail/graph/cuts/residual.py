@@ -174,5 +174,4 @@ def _inside(last: ir.Value, first: ir.Value, order: Mapping[ir.Node, int]) -> fr
 
 def _weighs(node: ir.Node, fixed: Names) -> bool:
     """Return True if a node multiplies by a weight."""
-    kinds = LINEAR | WEIGHTED
-    return node.op_type in kinds and any(v is not None and v.name in fixed for v in node.inputs)
+    return node.op_type in LINEAR | WEIGHTED and any(v is not None and v.name in fixed for v in node.inputs)

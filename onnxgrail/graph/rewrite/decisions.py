@@ -54,15 +54,10 @@ def _narrow(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledge
             function(Cut(node, survey.facts, survey.marks, ledger.dead, survey.sizes))
             replaced |= {v for v in before if v not in node.inputs}
     replaced |= _weights(graph, nodes, survey, ledger)
-    for name, value in _values(graph):
-        if name in narrowed and value.const_value is None:
+    for value in [*graph.inputs, *(v for node in graph for v in node.outputs)]:
+        if value.name in narrowed and value.const_value is None:
             _resize(value, survey, ledger.dead)
     sweep(graph, replaced)
-
-
-def _values(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
-    found = [(v.name or "", v) for v in graph.inputs]
-    return found + [(v.name or "", v) for node in graph for v in node.outputs]
 
 
 def _weights(graph: ir.Graph, nodes: list[ir.Node], survey: Survey, ledger: Ledger) -> set[ir.Value]:

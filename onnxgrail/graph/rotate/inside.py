@@ -227,9 +227,7 @@ class _Finder:
         if weighs(node):
             return [(own, operand, rank[2] - 1) for operand in {"qk": (0, 1), "vo": (2,)}[kind]]
         summed, met, kept = axes_of(node, (rank[0], rank[1]))
-        if kind == "qk":
-            return [(own, 0, summed), (own, 1, met)]
-        return [(own, 1, kept)]
+        return [(own, 0, summed), (own, 1, met)] if kind == "qk" else [(own, 1, kept)]
 
     def _together(self, node: ir.Node, kind: Kind) -> dict[_Place, bool]:
         """Return the operands with a basis in common, and if they take its inverse: of all products that share some."""

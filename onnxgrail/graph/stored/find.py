@@ -15,7 +15,7 @@ from onnxgrail.graph.stored.looked_up import LookedUp, is_pairs, lookups_of
 from onnxgrail.graph.stored.packed import BITS, BYTE, Packed
 from onnxgrail.graph.stored.scaled import Scaled
 from onnxgrail.graph.stored.stack import Stack
-from onnxgrail.graph.stored.turned import Turned
+from onnxgrail.graph.stored.turned import turned
 from onnxgrail.graph.trace.mixture import STACKS, mixture_of
 
 MOVES = frozenset(
@@ -70,7 +70,7 @@ def stored(model: ir.Model, constants: Collection[str], shapes: Mapping[str, tup
             found[output] = known(model, node, parts, shapes)
         elif node.op_type == "Transpose" and names[0] in found:
             backwards = range(len(found[names[0]].shape))[::-1]
-            found[output] = Turned(found[names[0]], integers(node, "perm", backwards))
+            found[output] = turned(found[names[0]], integers(node, "perm", backwards))
         elif node.op_type == "MatMulNBits" and all(n in constants for n in names[1:4] if n):
             packed.setdefault(names[1], []).append(_packed(model, node, names, shapes))
         elif node.op_type == "QMoE":

@@ -18,26 +18,10 @@ class Turned:
 
     inside: Stored
     axes: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape; see `Stored.shape`."""
-        return tuple(self.inside.shape[a] for a in self.axes)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Return the dtype; see `Stored.dtype`."""
-        return self.inside.dtype
-
-    @property
-    def bits(self) -> int:
-        """Return the bits per number; see `Stored.bits`."""
-        return self.inside.bits
-
-    @property
-    def held(self) -> bool:
-        """Return True if the parts are inputs of one node; see `Stored.held`."""
-        return self.inside.held
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    bits: int
+    held: bool
 
     def block(self, axis: int) -> int:
         """Return the block size along an axis; see `Stored.block`."""
@@ -64,3 +48,9 @@ class Turned:
     def members(self, axis: int, positions: Ints) -> list[Member]:
         """Return the stored arrays that a cut affects; see `Stored.members`."""
         return self.inside.members(self.axes[axis], positions)
+
+
+def turned(inside: Stored, axes: Sequence[int]) -> Turned:
+    """Return a quantized weight with its axes in this order."""
+    shape = tuple(inside.shape[a] for a in axes)
+    return Turned(inside, tuple(axes), shape, inside.dtype, inside.bits, inside.held)

@@ -13,12 +13,10 @@ def _constant(call: Call) -> Tensor:
     if "value" in call.attributes:
         found: Tensor = call.get("value")
         return found
-    for name in ("value_float", "value_floats"):
-        if name in call.attributes:
-            return torch.tensor(call.get(name), dtype=call.floats or torch.float32)
-    for name in ("value_int", "value_ints"):
-        if name in call.attributes:
-            return torch.tensor(call.get(name), dtype=torch.int64)
+    floats = call.floats or torch.float32
+    kinds = {"value_float": floats, "value_floats": floats, "value_int": torch.int64, "value_ints": torch.int64}
+    for name in kinds.keys() & call.attributes.keys():
+        return torch.tensor(call.get(name), dtype=kinds[name])
     raise call.unsupported(f"attributes {', '.join(call.attributes)}")
 
 
