@@ -92,7 +92,8 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
         return (Part(kind=kind, why=why),)
     if clues.is_state(name, first.shape):
         return (Part(kind="state", why="fed back as an input"),)
-    array = _joined(arrays)
+    alike = [array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]
+    array = np.concatenate(alike).astype(np.float64)
     finite = np.isfinite(array)
     if not finite.any():
         return (Part(kind="values", why="no values"),)
@@ -120,12 +121,6 @@ class _Look:
 
 
 Rule = Callable[[_Look], tuple[Part, ...]]
-
-
-def _joined(arrays: Sequence[Array]) -> Floats:
-    """Concatenate the arrays that have the shape of the first."""
-    alike = [array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]
-    return np.concatenate(alike).astype(np.float64)
 
 
 def _is_row(shape: tuple[int, ...]) -> bool:

@@ -41,7 +41,8 @@ def regional_gradients(
         UnsupportedOpError: a region has an op without a gradient.
     """
     found = {b.name: np.zeros(b.units) for b in blocks}
-    route = _usual(prepared)
+    routes = Counter(prepared.routes.values())
+    route = routes.most_common(1)[0][0] if routes else frozenset()
     model, facts = resolved(prepared.model, route), prepared.survey.facts
     known, nodes = trainable(model), list(model.graph)
     feeds = list(_samples(prepared, route))
@@ -99,12 +100,6 @@ def _per_unit(prepared: Prepared, block: Block, slot: Slot, sizes: Floats) -> Fl
     probe = None if slot.probe is None else block.probes[slot.probe]
     rows = 1.0 if probe is None else max(rows_per_sample(probe, survey, prepared.samples), 1.0)
     return np.asarray(total / math.sqrt(rows))
-
-
-def _usual(prepared: Prepared) -> Route:
-    """Return the branches that most batches take."""
-    routes = Counter(prepared.routes.values())
-    return routes.most_common(1)[0][0] if routes else frozenset()
 
 
 def _samples(prepared: Prepared, route: Route) -> Iterator[Feed]:

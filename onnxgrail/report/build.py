@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.prepared import Prepared, judged_by
 from onnxgrail.core import Block, BlockError, Change, Ints, Outcome, Slot
 from onnxgrail.graph.cuts.places import located, nodes_of
@@ -39,7 +38,8 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
     survey = prepared.shown
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = () if made.slim is None else between(prepared.model, made.slim)
-    calibration = _calibration(prepared.batches, decision, used=bool(applied))
+    used = applied or decision.norms or any(c.error.plain is not None for c in decision.changes)  # the data
+    calibration = calibration_entry(prepared.batches) if used else None
     sections = Sections(
         model=sizes,
         blocks=[
@@ -80,12 +80,6 @@ def _told(prepared: Prepared, verification: Verification | None, *, fitted: bool
     told = verification or Verification(judged=judged_by(prepared))
     judged = dict(told.judged or {})
     return dataclasses.replace(told, judged={**judged, "seen": fitted and judged.get("on") == "calibration"})
-
-
-def _calibration(batches: Batches, decision: Decision, *, used: bool) -> dict[str, Any] | None:
-    if not used and not decision.norms and not any(c.error.plain is not None for c in decision.changes):
-        return None  # nothing was measured: the data were not used
-    return calibration_entry(batches)
 
 
 def block_entry(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnxgrail.fidelity.words import SAYS_NOTHING, Headline, headline_of, speed
+from onnxgrail.fidelity.words import SAYS_NOTHING, headline_of, speed
 from onnxgrail.report.page.brief import BUDGETS
 from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
@@ -194,10 +194,6 @@ def _fidelity(data: Mapping[str, Any]) -> list[Markup]:
         return []
     if headline.silent:
         return [card("Fidelity", "not known", headline.caveat, silent=True)]
-    return [card(headline.measure, figures.words(headline.value), _note(headline), headline.share)]
-
-
-def _note(headline: Headline) -> Markup:
-    """Return interval, output and samples of the headline, and its caveat."""
     place = f" on {headline.where}" + (f"; {headline.caveat}" if headline.caveat else "")
-    return join((f"{figures.words(headline.extent)}; ", name(headline.output), place))
+    note = join((f"{figures.words(headline.extent)}; ", name(headline.output), place))
+    return [card(headline.measure, figures.words(headline.value), note, headline.share)]
