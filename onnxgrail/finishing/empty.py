@@ -15,8 +15,8 @@ from onnxgrail.job.places import Places
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.report.build import report_of
-from onnxgrail.report.made import Made
 from onnxgrail.report.notes import fewer_bits
+from onnxgrail.report.sizes import Made
 from onnxgrail.report.summary import nothing_text
 from onnxgrail.search.latency import slower
 

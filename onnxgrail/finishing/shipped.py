@@ -14,8 +14,8 @@ from onnxgrail.fidelity import Fidelity
 from onnxgrail.finishing.verify import passes
 from onnxgrail.machine.plain import plain
 from onnxgrail.methods import Worked
-from onnxgrail.report.made import Made
 from onnxgrail.report.report import Report, Verification
+from onnxgrail.report.sizes import Made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -20,12 +20,11 @@ from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.recipe.storage import mark
 from onnxgrail.report.environment import calibration_entry
-from onnxgrail.report.made import Made
 from onnxgrail.report.notes import notes_of
 from onnxgrail.report.report import Report, Verification
 from onnxgrail.report.result import Result
 from onnxgrail.report.sections import Sections, make_report
-from onnxgrail.report.sizes import sizes_of
+from onnxgrail.report.sizes import Made, sizes_of
 
 AxisSizes = Mapping[str, tuple[int, ...]]
 

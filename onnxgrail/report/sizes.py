@@ -1,10 +1,10 @@
-"""Sizes of the model before and after, for the report."""
+"""The results of a run, and sizes of the model before and after, for the report."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,34 @@ from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.machine.files.placing import sha256
+from onnxgrail.methods import Worked
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.report.comparison import Weight
-from onnxgrail.report.made import Made
-from onnxgrail.report.report import ModelChange
+from onnxgrail.report.report import ModelChange, Verification
 
 if TYPE_CHECKING:
     from onnxgrail.methods.refine.refinement import Refined
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Made:
+    """The results of the stages after the decision.
+
+    Attributes:
+        slim: the narrowed graph; None if nothing was narrowed.
+        final: the graph as it is written, if it differs from `slim`.
+        weights: name of the file that takes the weights; empty if they stay in the model file.
+        written: checksums of the written files, the model first.
+        verification: the checks of the result.
+        worked: results of refinements and further methods.
+    """
+
+    slim: ir.Model | None = None
+    final: ir.Model | None = None
+    weights: str = ""
+    written: Mapping[Path, str] = field(default_factory=dict)
+    verification: Verification | None = None
+    worked: Worked = field(default_factory=Worked)
 
 
 def _grown(refines: Sequence[Refined]) -> list[tuple[int, int]]:

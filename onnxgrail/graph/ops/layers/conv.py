@@ -190,17 +190,17 @@ def deformable(site: Site) -> None:
 def depth_to_space(site: Site) -> None:
     """Tie each block of r*r channels, which becomes one channel."""
     block, rows = int(site.attribute("blocksize")) ** 2, site.attribute("mode", "DCR") == "CRD"
-    _shuffle(site, lambda labels: labels.reshape(-1, block) if rows else labels.reshape(block, -1).T)
+    shuffle(site, lambda labels: labels.reshape(-1, block) if rows else labels.reshape(block, -1).T)
 
 
 @rule("SpaceToDepth")
 def space_to_depth(site: Site) -> None:
     """Repeat each channel to a block of r*r channels."""
     size = int(site.attribute("blocksize"))
-    _shuffle(site, lambda labels: np.tile(labels, size * size))
+    shuffle(site, lambda labels: np.tile(labels, size * size))
 
 
-def _shuffle(site: Site, move: Callable[[Ints], Ints]) -> None:
+def shuffle(site: Site, move: Callable[[Ints], Ints]) -> None:
     """Exchange channels and space; `move` returns the labels of each new channel, or all that meet in it."""
     labels = channels_of(site)
     marks = batch_of(site)

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import MICROSOFT
-from onnxgrail.graph.ops.rule import rule
+from onnxgrail.graph.ops.rule import refused, rule
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
@@ -48,10 +48,10 @@ def reshaped(mark: Mark, before: Sequence[int], after: Sequence[int]) -> Mark | 
     return Mark(tuple(outer), labels)
 
 
-@rule("Reshape", since=1)
-def reshape_by_attribute(site: Site) -> None:
-    """Refuse: the shape is an attribute."""
-    site.freeze(site.marks(0), "its shape is an attribute: convert the model to opset 13 or newer")
+refused(
+    "Reshape", why="its shape is an attribute: convert the model to opset 13 or newer",
+    told="Refuse: the shape is an attribute.",
+)  # fmt: skip
 
 
 @rule("Reshape", since=5)

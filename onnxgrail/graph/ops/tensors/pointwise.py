@@ -16,6 +16,7 @@ from onnxgrail.graph.trace.flow import Site
 UNLIKE = "the branches of {} make tensors of different shapes"
 
 
+@rule("QuickGelu", domain=MICROSOFT)
 @rule(
     "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softplus", "Softsign", "HardSwish", "HardSigmoid", "Clip",
     "Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Cast", "Identity", "Dropout", "Elu", "Selu", "Celu", "Mish",
@@ -28,12 +29,6 @@ def unary(site: Site) -> None:
     """Pass unchanged."""
     for output in range(len(site.node.outputs)):
         site.emit(site.marks(0), output)
-
-
-@rule("QuickGelu", domain=MICROSOFT)
-def microsoft_unary(site: Site) -> None:
-    """Pass unchanged."""
-    site.emit(site.marks(0))
 
 
 BINARY = (

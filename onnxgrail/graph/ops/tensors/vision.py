@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxgrail.graph.attributes import MICROSOFT
-from onnxgrail.graph.ops.layers.conv import batch_of, channels_of
+from onnxgrail.graph.ops.layers.conv import batch_of, channels_of, shuffle
 from onnxgrail.graph.ops.rule import refused, rule
 from onnxgrail.graph.ops.tensors.reduce import mix
 from onnxgrail.graph.trace.flow import Site
@@ -36,13 +36,7 @@ refused("MaxUnpool", why=NUMBERED, told="Refuse: the indices count through all c
 @rule("Col2Im", since=18)
 def column_to_image(site: Site) -> None:
     """Tie the taps of each kernel window, which become one channel."""
-    labels = channels_of(site)
-    marks = batch_of(site)
-    if labels is not None:
-        table = labels.reshape(site.out_shape()[1], -1)
-        site.union(table[:, :1], table)
-        marks.append(Mark((1,), table[:, 0]))
-    site.emit(marks)
+    shuffle(site, lambda labels: labels.reshape(site.out_shape()[1], -1))
 
 
 @rule("MeanVarianceNormalization", since=9)
