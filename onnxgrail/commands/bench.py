@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -215,16 +215,14 @@ def _filled(feed: Feed, signature: Signature, size: int) -> tuple[dict[str, Arra
     return {name: np.ascontiguousarray(a[np.arange(size) % have]) for name, a in arrays.items()}, size
 
 
-def _doubts(rows: Sequence[Timing]) -> list[str]:
-    """Return notes on the limits of the measurement."""
-    found = []
+def _doubts(rows: Sequence[Timing]) -> Iterator[str]:
+    """Yield notes on the limits of the measurement."""
     for row in rows:
         if row.times.hidden and row.times.interval is not None:
             low, high = row.times.interval
-            found.append(
+            yield (
                 f"noise hides the difference between {row.path} and the first model at batch {row.batch_size}: "
                 f"ratio {low:.3f} to {high:.3f}; try more --seconds"
             )
     if rows and min(row.rounds for row in rows) < TAIL:
-        found.append(f"p99 of fewer than {TAIL} runs is little more than the slowest of them")
-    return found
+        yield f"p99 of fewer than {TAIL} runs is little more than the slowest of them"

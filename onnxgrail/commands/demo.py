@@ -6,7 +6,7 @@ The module is not called `demo`: importing a submodule of that name would hide t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
@@ -196,35 +196,31 @@ def _compressed(
 
 def _measure(
     embedded: Any, variants: Sequence[_Variant], batch_size: int, repeats: int, threads: int, *, keep: bool
-) -> list[Row]:
+) -> Iterator[Row]:
     with np.load(embedded.heldout, allow_pickle=False) as file:
         feed = {name: file[name][:batch_size] for name in file.files if name != "labels"}
-    rows = []
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(open_session(v.path, Setup(threads=threads))) for v in variants]
         rounds = max(2, repeats)
         timings = take_turns(sessions, [feed] * len(sessions), least=rounds, most=rounds, seconds=0, warm=WARM_UP)
         for variant, session, times in zip(variants, sessions, summarise(timings), strict=True):
             value, interval = _judged(embedded, session)
-            rows.append(
-                Row(
-                    model=embedded.name,
-                    ratio=variant.ratio,
-                    compensate=variant.compensate,
-                    metric=embedded.metric,
-                    score=value,
-                    score_interval=interval,
-                    params=variant.params,
-                    macs=variant.macs,
-                    bytes=variant.path.stat().st_size,
-                    latency_ms=times.median,
-                    spread_ms=times.spread,
-                    speedup=times.ratio,
-                    speedup_interval=times.interval,
-                    file=str(variant.path) if keep and variant.compensate else None,
-                )
+            yield Row(
+                model=embedded.name,
+                ratio=variant.ratio,
+                compensate=variant.compensate,
+                metric=embedded.metric,
+                score=value,
+                score_interval=interval,
+                params=variant.params,
+                macs=variant.macs,
+                bytes=variant.path.stat().st_size,
+                latency_ms=times.median,
+                spread_ms=times.spread,
+                speedup=times.ratio,
+                speedup_interval=times.interval,
+                file=str(variant.path) if keep and variant.compensate else None,
             )
-    return rows
 
 
 def _judged(embedded: Any, session: Session) -> tuple[float, tuple[float, float] | None]:

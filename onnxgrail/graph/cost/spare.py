@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -114,21 +114,19 @@ class Pair:
 Spare = Bridge | Pair
 
 
-def spares(model: ir.Model, survey: Survey) -> list[Spare]:
-    """Return the matrices of streams and tables, and the convolutions that became two."""
+def spares(model: ir.Model, survey: Survey) -> Iterator[Spare]:
+    """Yield the matrices of streams and tables, and the convolutions that became two."""
     blocks = {block.ranked: block for block in survey.blocks}
     bridges = _bridges(model)
-    found: list[Spare] = []
     for node in model.graph:
         if is_cached(node) and node.op_type == "MatMul":
-            found.append(Bridge(node, (node,), aside=True))
+            yield Bridge(node, (node,), aside=True)
         if BRIDGE in node.metadata_props:
-            found.append(Bridge(node, tuple(bridges[node.metadata_props[BRIDGE]])))
+            yield Bridge(node, tuple(bridges[node.metadata_props[BRIDGE]]))
         if RANK in node.metadata_props:
             first = maker_of(node, 0)
             assert first is not None
-            found.append(Pair(first, node, blocks.get(node.metadata_props[RANK])))
-    return found
+            yield Pair(first, node, blocks.get(node.metadata_props[RANK]))
 
 
 def needed(model: ir.Model, blocks: Iterable[Block]) -> set[str]:

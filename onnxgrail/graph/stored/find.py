@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -204,10 +204,9 @@ def _packed(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[st
 
 def _stacks(
     model: ir.Model, node: ir.Node, constants: Collection[str], shapes: Mapping[str, tuple[int, ...]]
-) -> list[Stack]:
-    """Return the weights of a QMoE whose shapes are consistent."""
+) -> Iterator[Stack]:
+    """Yield the weights of a QMoE whose shapes are consistent."""
     form = mixture_of(node)
-    found = []
     for matrix, bits in zip((form.up, form.down, form.gate), form.bits, strict=True):
         packed, scale, zero = (name_of(node, k) for k in (matrix.weight, matrix.scale, matrix.zero))
         if bits not in BITS or not {packed, scale, zero or packed} <= set(constants) or len(shapes[packed]) != 3:
@@ -218,8 +217,7 @@ def _stacks(
         if math.prod(shapes[scale]) == experts * rows * blocks:
             places = (matrix.weight, matrix.scale, matrix.zero)
             kind = _dtype(model, node, scale)
-            found.append(Stack(shape, kind, packed, scale, zero, bits, form.size, places))
-    return found
+            yield Stack(shape, kind, packed, scale, zero, bits, form.size, places)
 
 
 def _bits(model: ir.Model, name: str) -> int:

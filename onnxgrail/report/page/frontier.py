@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from onnxgrail.report.page.command import copied
@@ -87,19 +87,15 @@ def _plot(points: Sequence[Point], before: float, key: str) -> Markup:
     )
 
 
-def _grid(most: float, before: str) -> list[Markup]:
-    """Return lines at a few losses, and the ends of the axis of the cost."""
-    found = []
+def _grid(most: float, before: str) -> Iterator[Markup]:
+    """Yield lines at a few losses, and the ends of the axis of the cost."""
     for loss in [0.0, *(loss for loss in LOSSES if 0.05 * most <= loss <= most)]:
         y = _height(loss, most)
-        found.append(el("line", x1=drawing.percent(LEFT), x2=drawing.percent(LEFT + WIDE), y1=y, y2=y, class_="axis"))
-        found.append(
-            el("text", f"{100 * loss:g} %", x=drawing.percent(LEFT - 1), y=y + 4, text_anchor="end", class_="tick")
-        )
+        yield el("line", x1=drawing.percent(LEFT), x2=drawing.percent(LEFT + WIDE), y1=y, y2=y, class_="axis")
+        yield el("text", f"{100 * loss:g} %", x=drawing.percent(LEFT - 1), y=y + 4, text_anchor="end", class_="tick")
     low = TOP + HEIGHT + 18
-    found.append(el("text", "0", x=drawing.percent(LEFT), y=low, text_anchor="middle", class_="tick"))
-    found.append(el("text", before, x=drawing.percent(LEFT + WIDE), y=low, text_anchor="end", class_="tick"))
-    return found
+    yield el("text", "0", x=drawing.percent(LEFT), y=low, text_anchor="middle", class_="tick")
+    yield el("text", before, x=drawing.percent(LEFT + WIDE), y=low, text_anchor="end", class_="tick")
 
 
 def _dot(point: Point, before: float, most: float, key: str) -> Markup:

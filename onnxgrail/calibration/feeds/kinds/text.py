@@ -7,6 +7,7 @@ into passages of equal length.
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -230,13 +231,8 @@ def _passages(path: Path, signature: Signature, ids: Input, tokens: Tokens) -> P
 
 def _span(text: str, tokens: Tokens) -> int:
     """Return the bytes of a typical passage plus a quarter, because a passage begins at the next word."""
-    low, high = 1, len(text)
-    while low < high:
-        middle = (low + high) // 2
-        if len(tokens.encode(text[:middle]).ids) < tokens.length:
-            low = middle + 1
-        else:
-            high = middle
+    letters = range(len(text))
+    low = bisect_left(letters, tokens.length, lo=1, key=lambda count: len(tokens.encode(text[:count]).ids))
     return max(1, len(text[:low].encode("utf-8")) * 5 // 4)
 
 
