@@ -152,20 +152,7 @@ def _fitted(job: Refinement, task: _Task, slim: Walk, tick: Callable[[], None]) 
     """Fit one block; return its entry, and new weights if they are better."""
     from onnxgrail.torchgraph.fit import Batch, Samples, Settings, fit
 
-    started = time.perf_counter()
-
-    def entry(outcome: Outcome, before: float | None = None, after: float | None = None, epochs: int = 0) -> Refined:
-        spent = time.perf_counter() - started
-        return Refined(
-            block=task.block.name,
-            kind=KIND,
-            before=before,
-            after=after,
-            epochs=epochs,
-            seconds=spent,
-            outcome=outcome,
-        )
-
+    entry = functools.partial(entry_of, KIND, time.perf_counter(), block=task.block.name)
     first = _first(job, task, slim) if task.names else {}
     if not first:
         return entry(Outcome(status="skipped", reason=NOTHING)), {}
@@ -194,8 +181,8 @@ def _fitted(job: Refinement, task: _Task, slim: Walk, tick: Callable[[], None]) 
         return entry(Outcome(status="skipped", reason=error.args[0])), {}
     if not done.arrays:
         outcome = Outcome(status="plain", reason="no better weights on held-out samples")
-        return entry(outcome, done.before, done.before, done.epochs), {}
-    return entry(Outcome(), done.before, done.after, done.epochs), dict(done.arrays)
+        return entry(outcome, errors=(done.before, done.before), epochs=done.epochs), {}
+    return entry(Outcome(), errors=(done.before, done.after), epochs=done.epochs), dict(done.arrays)
 
 
 def _first(job: Refinement, task: _Task, slim: Walk) -> dict[str, tuple[Array, Array]]:

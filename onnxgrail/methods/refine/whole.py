@@ -33,12 +33,18 @@ class Descent:
 
 
 def entry_of(
-    kind: str, started: float, outcome: Outcome, *, errors: tuple[float, float] | None = None, epochs: int = 0
+    kind: str,
+    started: float,
+    outcome: Outcome,
+    *,
+    block: str = "model",
+    errors: tuple[float, float] | None = None,
+    epochs: int = 0,
 ) -> Refined:
-    """Return the report entry of a fit of the whole model, which began at `started`."""
+    """Return the report entry of a fit of the whole model, or of a block, which began at `started`."""
     before, after = errors or (None, None)
     spent = time.perf_counter() - started
-    return Refined(block="model", kind=kind, before=before, after=after, epochs=epochs, seconds=spent, outcome=outcome)
+    return Refined(block=block, kind=kind, before=before, after=after, epochs=epochs, seconds=spent, outcome=outcome)
 
 
 def whole(
