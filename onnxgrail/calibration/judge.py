@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -46,6 +47,21 @@ class Outputs:
             self._held[feed] = found
             self._room -= size
         return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """Outputs of a candidate that is run elsewhere.
+
+    Attributes:
+        numbers: of the feeds.
+        outputs: for each of these feeds, those of the tensors of `Judge.read` that may differ from the original's.
+        ports: inputs and outputs that the candidate has narrower.
+    """
+
+    numbers: Sequence[int]
+    outputs: Iterable[Mapping[str, Array]]
+    ports: Sequence[Port]
 
 
 class Judge:
@@ -109,23 +125,27 @@ class Judge:
             self._add(tally, slim, numbers)
         return _worst(tally)
 
-    def loss_of(self, runs: Iterable[Mapping[str, Array]], ports: Sequence[Port]) -> Loss:
-        """Return the loss of a candidate that is run elsewhere, without the user's function.
+    def loss_of(self, *candidates: Answers) -> Loss:
+        """Return the loss of candidates that are run elsewhere, without the user's function.
 
         Args:
-            runs: for all feeds, those of the tensors of `read` that may differ from the original's.
-            ports: inputs and outputs that the candidate has narrower.
+            *candidates: what they give, with the numbers of the feeds on which each is judged.
 
         Raises:
             DataError: no output can be compared.
         """
-        numbers, names = tuple(range(len(self._batches))), self.read
-        tally = self._tally(numbers)
-        for number, fed, found in zip(numbers, self._batches.labelled(), runs, strict=True):
-            wanted = self._wanted(number, fed[0])
-            got = wanted | {output: found[name] for output, name in names.items() if name in found}
-            self._comparer.add(tally, fed, wanted, got, ports)
+        tally = self._tally(tuple(number for one in candidates for number in one.numbers))
+        for one in candidates:
+            for number, fed, found in zip(one.numbers, self._fed(one.numbers), one.outputs, strict=True):
+                wanted = self._wanted(number, fed[0])
+                got = wanted | {output: found[name] for output, name in self.read.items() if name in found}
+                self._comparer.add(tally, fed, wanted, got, one.ports)
         return _worst(tally)
+
+    @property
+    def own(self) -> bool:
+        """Return True if the user's function judges."""
+        return self._metric is not None
 
     def content(self) -> Floats:
         """Return (feeds,) the content of each feed: its scores above 0.1; 1 each for outputs without scores."""
@@ -164,14 +184,15 @@ class Judge:
 
     def _outputs(self, slim: ir.Model, numbers: Sequence[int]) -> tuple[Feed, ...]:
         """Return a candidate's outputs for some feeds."""
-        return outputs_of(pack(slim), self._some(numbers), self._setup, between(self._model, slim))
+        return outputs_of(pack(slim), self.some(numbers), self._setup, between(self._model, slim))
 
-    def _some(self, numbers: Sequence[int]) -> Batches:
+    def some(self, numbers: Sequence[int]) -> Batches:
+        """Return some of the feeds."""
         return part_of(self._batches, [self._batches.feeds[number] for number in numbers])
 
     def _fed(self, numbers: Sequence[int]) -> Iterator[Fed]:
         """Yield some feeds with the labels of their samples."""
-        return self._some(numbers).labelled()
+        return self.some(numbers).labelled()
 
     def _add(self, tally: Tally, slim: ir.Model, numbers: Sequence[int]) -> None:
         """Compare a candidate with the original on some feeds; narrower inputs and outputs where both have them."""

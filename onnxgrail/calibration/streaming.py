@@ -5,20 +5,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.stream.cache import Beginning
 from onnxgrail.calibration.stream.dense import TOGETHER, by_block, grouped
 from onnxgrail.calibration.stream.probing import names
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.core import Block, Probe, Recipe, Stats
+from onnxgrail.core import Block, Ints, Probe, Recipe, Stats
 from onnxgrail.graph.cuts.segment import index_of
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.amounts import cache_bytes
-from onnxgrail.machine.group.sums import SOLO, Group
+from onnxgrail.machine.group.sums import FIRST, SOLO, Group, Tally
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import ticking
+from onnxgrail.machine.steps.codec import Record
+from onnxgrail.machine.steps.steps import Steps
 
 
-def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1) -> Stream:
+def stream_of(
+    prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share: int = 1, beginning: Beginning | None = None
+) -> Stream:
     """Return the stream of the calibration data through the model.
 
     Args:
@@ -26,8 +33,10 @@ def stream_of(prepared: Prepared, recipe: Recipe, group: Group = SOLO, *, share:
         recipe: the options; providers and cache size are used.
         group: the processes that share the batches.
         share: number of streams that divide the cache budget.
+        beginning: where the stream begins; None for the feeds.
     """
-    return Stream(prepared, providers=recipe.providers, budget=cache_bytes(recipe) // share, group=group)
+    budget = cache_bytes(recipe) // share
+    return Stream(prepared, providers=recipe.providers, budget=budget, group=group, beginning=beginning)
 
 
 def of_blocks(
@@ -71,3 +80,15 @@ def in_original(
         for part in parts:
             found = stream.measure([p for number in part for p in wanted[number]], untouched, tick, limits[part[-1]])
             yield from zip(part, by_block([wanted[number] for number in part], found), strict=True)
+
+
+def starts_of(stream: Stream, steps: Steps) -> Ints:
+    """Return the number of the first sample of every batch, in all processes."""
+    tally = Tally(stream.shard)
+    for number, samples in zip(stream.shard.numbers, stream.samples, strict=True):
+        row = np.zeros(stream.shard.total)
+        row[number] = samples
+        tally.add(number, [row])
+    found = tally.total([FIRST])
+    sizes_of_all = steps.shared(lambda: Record(arrays={"sizes": found[0]})).arrays["sizes"]
+    return np.cumsum(sizes_of_all).astype(np.int64) - sizes_of_all.astype(np.int64)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +23,8 @@ import numpy as np
 from onnxgrail.algebra.fit.choice import Fitted, Rules
 from onnxgrail.algebra.fit.formats import fit_in_range
 from onnxgrail.algebra.fit.refit import refit
+from onnxgrail.calibration.stream.cache import Beginning
 from onnxgrail.calibration.stream.dense import by_block
-from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Array, Block, BlockError, Change, Floats, Outcome, Stats
 from onnxgrail.graph import slots
 from onnxgrail.graph.fittable.consumers import Consumer
@@ -50,13 +49,13 @@ from onnxgrail.narrowing.layers import (
     with_addition,
 )
 from onnxgrail.narrowing.order import Turn, jointly, owners_of, turns
-from onnxgrail.narrowing.two_networks import Pair, moments, starts_of
+from onnxgrail.narrowing.two_networks import Pair, moments, opened
 
 FEW = 64  # samples below which blocks are only narrowed: with 16, a ViT then loses .58 to .71 times as much
 WORSE = "no fit lowers the error on held-out samples"
 
 
-def sweep(run: Run, blocks: Sequence[Block]) -> float:
+def sweep(run: Run, blocks: Sequence[Block], beginning: Beginning | None = None) -> float:
     """Decide every block on the dense network, and fit every matrix and convolution whose input changed.
 
     All processes sum over rows, and share large solutions. Cached results are not measured again; both streams catch up
@@ -65,6 +64,7 @@ def sweep(run: Run, blocks: Sequence[Block]) -> float:
     Args:
         run: the decisions so far; it receives decisions, fitted weights and one entry per layer.
         blocks: the blocks to narrow.
+        beginning: a cut before all of them, where activations are known; None for the feeds.
 
     Returns:
         Seconds spent inside ONNX Runtime.
@@ -74,17 +74,13 @@ def sweep(run: Run, blocks: Sequence[Block]) -> float:
         return 0.0
     stages = stages_at(prepared, recipe, {b.name: run.kept[b.name] for b in blocks})
     pile = Pile(heavy=bool(in_files(prepared.model)))
-    with ExitStack() as stack:
-        opened = (stream_of(prepared, recipe, run.job.group, share=2) for _ in range(2))
-        dense, narrow = (stack.enter_context(stream) for stream in opened)
-        untouched = weights.empty(prepared.survey)
-        starts = starts_of(dense, prepared.feed, untouched, run.job.steps)
-        walk = _Walk(run, Pair(dense, narrow, untouched, starts, recipe.seed, run.targets), turns(blocks, stages))
+    with opened(prepared, run.job, beginning, run.targets) as pair:
+        walk = _Walk(run, pair, turns(blocks, stages))
         for turn in walk.turns:
             walk.take(turn)
             pile.add(sum(room(block, prepared) for block in turn.blocks))
         run.changes = [_validated(change, run) for change in run.changes]
-        return dense.forward + narrow.forward
+        return pair.dense.forward + pair.narrow.forward
 
 
 class _Walk:

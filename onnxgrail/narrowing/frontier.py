@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxgrail.allocation.choose import at_first
 from onnxgrail.allocation.few import Bits, Rung, rungs_within, with_bits
+from onnxgrail.allocation.ladders import Cost
+from onnxgrail.allocation.losses import search_of
 from onnxgrail.allocation.measures import Measure, measure_of
+from onnxgrail.allocation.statistics import NO_FILES
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Refusal
 from onnxgrail.graph.bits.plan import NONE
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.ready import ready
-from onnxgrail.narrowing.searching import frontier_task
+from onnxgrail.narrowing.searching import dense_of, limit_of, narrow_of, serves_twice, task_of
 from onnxgrail.recipe import selection
 from onnxgrail.search.bits import cost_of
+from onnxgrail.search.candidates import Task
 from onnxgrail.search.latency import modeled
 from onnxgrail.search.points import Spot, spots_of
 
@@ -74,7 +78,7 @@ def line_of(prepared: Prepared, job: Job, count: int) -> Line:
     rungs, why, _ = rungs_within(prepared, job.recipe)
     cost = cost_of(measure, rungs) if rungs else measure
     some = bool(blocks or rungs)
-    spots, crossed = spots_of(frontier_task(prepared, job, blocks, cost, rungs), count) if some else ((), False)
+    spots, crossed = spots_of(_task(prepared, job, blocks, cost, rungs), count) if some else ((), False)
     full = {b.name: b.units for b in blocks}
     every = _costs(prepared, latency, rungs, [(full, NONE), *((spot.widths, spot.bits) for spot in spots)])
     return Line(
@@ -102,3 +106,11 @@ def _costs(
         )
         for widths, bits in every
     )
+
+
+def _task(prepared: Prepared, job: Job, blocks: Sequence[Block], cost: Cost, rungs: Sequence[Rung]) -> Task:
+    """Measure the statistics of the original model, and return the search for points of its frontier."""
+    with job.clock.stage("measure"):
+        dense = dense_of(prepared, job, blocks, NO_FILES, twice=serves_twice(prepared, job.recipe, NO_FILES, blocks))
+    search = search_of(prepared, job, blocks, narrow=narrow_of(job.recipe), dense=dense)
+    return task_of(replace(search, rungs=tuple(rungs)), cost, limit_of(job.recipe))

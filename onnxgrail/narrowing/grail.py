@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from onnxgrail.algebra.decide import needs_data
 from onnxgrail.algebra.fit.compensate import BEST
+from onnxgrail.calibration.stream.cache import Beginning
 from onnxgrail.calibration.stream.dense import by_block, size_of
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.calibration.streaming import stream_of
@@ -24,26 +25,27 @@ from onnxgrail.narrowing.order import Deal, Step, closed_steps, open_steps
 TOGETHER = 2**27  # bytes of second moments that one step of an open loop measures
 
 
-def settle(run: Run, blocks: Sequence[Block]) -> float:
+def settle(run: Run, blocks: Sequence[Block], beginning: Beginning | None = None) -> float:
     """Decide every block, with statistics of activations if a method needs them.
 
     Args:
         run: the decisions so far; it receives the new ones.
         blocks: the blocks to narrow, in network order.
+        beginning: a cut before all of them, where activations are known; None for the feeds.
 
     Returns:
         Seconds spent inside ONNX Runtime.
     """
     if run.recipe.compensate == BEST:
-        return sweep(run, blocks)
+        return sweep(run, blocks, beginning)
     if needs_data(run.recipe):
-        return _measured(run, blocks)
+        return _measured(run, blocks, beginning)
     for block in blocks:
         run.take([block], [run.known(block)], [()], Place(deal=Deal([[block]])))
     return 0.0
 
 
-def _measured(run: Run, blocks: Sequence[Block]) -> float:
+def _measured(run: Run, blocks: Sequence[Block], beginning: Beginning | None) -> float:
     """Decide every block on statistics of the dense network, or in closed loop of the network as decided so far.
 
     Steps whose decisions are cached are not measured. The stream catches up when the next step is measured.
@@ -57,7 +59,7 @@ def _measured(run: Run, blocks: Sequence[Block]) -> float:
     todo = closed_steps(blocks) if recipe.closed_loop else open_steps(blocks, size_of, together)
     untouched = weights.empty(prepared.survey)
     pile = Pile(heavy=heavy)
-    with stream_of(prepared, recipe, job.group) as stream:
+    with stream_of(prepared, recipe, job.group, beginning=beginning) as stream:
         tick = run.tick = for_steps(run, todo, len(stream.shard.numbers))
         for steps in _together(run, todo):
             limits = {step: step.limit if len(todo) > 1 else None for step in steps}

@@ -11,11 +11,11 @@ from onnxgrail.algebra.decide import decided, needs_data, scores_of
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.moments.curves import Narrow
 from onnxgrail.allocation.choose import simple
-from onnxgrail.allocation.few import Rung
 from onnxgrail.allocation.ladders import Cost
-from onnxgrail.allocation.losses import Search, search_of, tells
+from onnxgrail.allocation.losses import Search, tells
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.stream.beginnings import Beginnings
 from onnxgrail.calibration.stream.dense import TOGETHER, Dense, size_of
 from onnxgrail.core import Array, Block, Change, Recipe, View
 from onnxgrail.graph.trace.survey import Ledger
@@ -28,6 +28,7 @@ from onnxgrail.narrowing.two_networks import targets_of
 from onnxgrail.search.candidates import Task
 from onnxgrail.search.harms import Near
 
+BEGUN = 16  # part of the cache that holds cuts where candidates begin
 PARTS = 4  # the data, their two halves and a part of one, of which a search keeps statistics and targets of fits
 
 
@@ -61,10 +62,12 @@ def narrow_of(recipe: Recipe) -> Narrow:
     return narrow
 
 
-def _settled(run: Run, blocks: Sequence[Block]) -> Ledger:
-    """Decide and compensate a candidate, in this process alone."""
+def _settled(run: Run, blocks: Sequence[Block], beginnings: Beginnings | None = None) -> Ledger:
+    """Decide and compensate a candidate, in this process alone; fits begin at a cut before its first block."""
     widths, run.trial = run.kept, True
-    settle(run, [b for b in blocks if widths[b.name] < b.units])
+    some = [block for block in blocks if widths[block.name] < block.units]
+    first = min((block.span[0] for block in some), default=0)
+    settle(run, some, None if beginnings is None else beginnings.before(run.prepared.batches, first))
     bring_back(run)
     return run.ledger
 
@@ -99,8 +102,11 @@ def task_of(search: Search, cost: Cost, near: Near, spared: Mapping[str, str] | 
         fits = parts and recipe.compensate == BEST
         return targets_of(part, recipe, blocks, cache_bytes(recipe) // PARTS) if fits else ()
 
+    beginnings = Beginnings(prepared, recipe.providers, cache_bytes(recipe) // BEGUN)
+
     def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
-        return _settled(Run(part, Job(recipe=recipe), widths, dense(same(part)), targets(same(part))), blocks)
+        run = Run(part, Job(recipe=recipe), widths, dense(same(part)), targets(same(part)))
+        return _settled(run, blocks, beginnings)
 
     def unfitted(part: Prepared, widths: Mapping[str, int]) -> Ledger:
         plain = dataclasses.replace(recipe, compensate="grail", closed_loop=False, norms="none")
@@ -113,17 +119,10 @@ def task_of(search: Search, cost: Cost, near: Near, spared: Mapping[str, str] | 
         cost=cost,
         minimize=recipe.minimize,
         near=near,
+        beginnings=beginnings,
         decide=unfitted if recipe.compensate == BEST else None,
         rounded=functools.partial(in_few_bits, recipe=recipe, spared=spared or {}) if few else None,
     )
-
-
-def frontier_task(prepared: Prepared, job: Job, blocks: Sequence[Block], cost: Cost, rungs: Sequence[Rung]) -> Task:
-    """Measure the statistics of the original model, and return the search for points of its frontier."""
-    with job.clock.stage("measure"):
-        dense = dense_of(prepared, job, blocks, NO_FILES, twice=serves_twice(prepared, job.recipe, NO_FILES, blocks))
-    search = search_of(prepared, job, blocks, narrow=narrow_of(job.recipe), dense=dense)
-    return task_of(dataclasses.replace(search, rungs=tuple(rungs)), cost, limit_of(job.recipe))
 
 
 def limit_of(recipe: Recipe) -> Near:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +18,18 @@ from onnxgrail.calibration.devices.lanes import Lane
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.threads import Step, pass_by, share
 from onnxgrail.calibration.stream import rows
+from onnxgrail.calibration.stream.cache import Beginning
 from onnxgrail.calibration.stream.rows import Where
 from onnxgrail.calibration.stream.sizes import bytes_left, scale_of
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.calibration.streaming import stream_of
+from onnxgrail.calibration.streaming import starts_of, stream_of
 from onnxgrail.core import Array, Block, Bools, Floats, Ints, Recipe
 from onnxgrail.graph.fittable.consumers import Consumer
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.group.sums import FIRST, Owners, Shard, Tally
+from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Tick
-from onnxgrail.machine.steps.codec import Record
-from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.narrowing.layers import Stage, stages_at
 
 FOLDS, JUDGE = 4, 3  # folds of the samples, and the one that is held out: it judges what is fitted to the others
@@ -162,6 +163,24 @@ class Pair:
             group.add(*(None if array is None else lane.compress(mine, array, 0) for array in (z, t, x)))
 
 
+@contextmanager
+def opened(
+    prepared: Prepared, job: Job, beginning: Beginning | None, known: Sequence[Mapping[str, Array]]
+) -> Iterator[Pair]:
+    """Give the dense and the narrowed network before any decision; what they begin with is in memory once.
+
+    Args:
+        prepared: the model and its data.
+        job: the options, the processes and the finished steps.
+        beginning: a cut where both begin; None for the feeds.
+        known: see `Pair`.
+    """
+    start = functools.partial(stream_of, prepared, job.recipe, job.group, share=2)
+    with start(beginning=beginning) as dense, start(beginning=dense.place()) as narrow:
+        starts = starts_of(dense, job.steps)
+        yield Pair(dense, narrow, weights.empty(prepared.survey), starts, job.recipe.seed, known)
+
+
 def rows_wanted(stage: Stage) -> int:
     """Return the number of rows that layers are fitted on, if there are so many."""
     return max(ROWS, 16 * stage.features)
@@ -223,19 +242,6 @@ def targets_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], most
         return ()
     with stream_of(prepared, recipe) as stream:
         return tuple(stream.record(names, untouched))
-
-
-def starts_of(stream: Stream, inputs: Iterable[str], untouched: Ledger, steps: Steps) -> Ints:
-    """Return the number of the first sample of every batch, in all processes. The stream must not have moved yet."""
-    tally = Tally(stream.shard)
-    for number, feed in zip(stream.shard.numbers, stream.record(list(inputs), untouched), strict=True):
-        sizes = {a.shape[0] if a.ndim else 1 for a in feed.values()}
-        row = np.zeros(stream.shard.total)
-        row[number] = sizes.pop() if len(sizes) == 1 else 1
-        tally.add(number, [row])
-    found = tally.total([FIRST])
-    sizes_of_all = steps.shared(lambda: Record(arrays={"sizes": found[0]})).arrays["sizes"]
-    return np.cumsum(sizes_of_all).astype(np.int64) - sizes_of_all.astype(np.int64)
 
 
 def _real(where: Where, shape: tuple[int, ...], mask: Bools | None) -> Where:

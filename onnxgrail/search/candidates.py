@@ -23,11 +23,13 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of
 from onnxgrail.calibration.judge import Judge, Outputs
 from onnxgrail.calibration.prepared import Prepared, narrowed
+from onnxgrail.calibration.stream.beginnings import Beginnings
 from onnxgrail.errors import DataError
 from onnxgrail.fidelity.loss import Loss
 from onnxgrail.graph.rewrite.weights import empty
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.steps.codec import Codec, Record
+from onnxgrail.search.begun import Fit, Made, loss_of_fits
 from onnxgrail.search.bits import split
 from onnxgrail.search.harms import Near
 
@@ -51,6 +53,7 @@ class Task:
         decide: decides a model without fits of other layers; None if `settle` has no such fits.
         rounded: gives weights of a narrowed model their bits; None if all stay in float.
         outputs: of the original model, for all that judges trials and candidates.
+        beginnings: cuts of the original model where fits and candidates begin; None if all begin at the feeds.
     """
 
     search: Search
@@ -61,6 +64,7 @@ class Task:
     decide: Settle | None = None
     rounded: Rounds | None = None
     outputs: Outputs = field(default_factory=Outputs)
+    beginnings: Beginnings | None = None
 
     @property
     def limit(self) -> float:
@@ -72,7 +76,7 @@ class Task:
         """Return True if some samples can judge fits to the others."""
         return self.search.prepared.held_out is not None or len(self.search.prepared.batches) > 1
 
-    def made(self, part: Prepared, widths: Widths) -> ir.Model:
+    def made(self, part: Prepared, widths: Widths) -> Made:
         """Return a candidate that is decided, fitted and rounded on a part of the data.
 
         Args:
@@ -86,8 +90,18 @@ class Task:
         else:  # the result has no other basis either
             prepared, part = prepared.baseline, replace(part.baseline, batches=part.batches)
             ledger = empty(prepared.survey)
+        if self.rounded is None and prepared is self.search.prepared:
+            return self.decided(ledger)
         slim = narrowed(prepared, ledger)
-        return slim if self.rounded is None else self.rounded(part, slim, ledger, bits)
+        return Made(lambda: slim if self.rounded is None else self.rounded(part, slim, ledger, bits), None)
+
+    def decided(self, ledger: Ledger) -> Made:
+        """Return a candidate of which all is decided."""
+        return Made(lambda: narrowed(self.search.prepared, ledger), ledger)
+
+    def loss(self, judge: Judge, *fits: Fit) -> Loss:
+        """Return the loss of candidates, each on the feeds of some numbers."""
+        return loss_of_fits(self.search, self.beginnings, judge, fits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,8 +139,8 @@ class Candidates:
         return self._task.search.job.steps.alone().once(f"loss {key_of(widths)}", lambda: self._judged(widths), JUDGED)
 
     def _judged(self, widths: Widths) -> Judged:
-        models = [(self._task.made(fold.fitted, widths), fold.judges) for fold in self._folds]
-        return told(self._judge.loss(*models))
+        fits = [(self._task.made(fold.fitted, widths), fold.judges) for fold in self._folds]
+        return told(self._task.loss(self._judge, *fits))
 
 
 def _judge(task: Task, batches: Batches) -> Judge:

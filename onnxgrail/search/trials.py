@@ -14,9 +14,9 @@ from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
 from onnxgrail.allocation.losses import Way, evidence
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import chosen, part_of, spread
-from onnxgrail.calibration.judge import Judge
+from onnxgrail.calibration.judge import Answers, Judge
 from onnxgrail.calibration.metric import Metric
-from onnxgrail.calibration.prepared import Prepared, narrowed
+from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Change, Floats, View
 from onnxgrail.graph.cost import counting
@@ -128,8 +128,7 @@ def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Fl
     with _judge(task, parts.batches, prepared.metric) as judge:
 
         def losses(widths: Widths) -> Floats:
-            slim = task.made(parts.fitted, widths)
-            return np.asarray(judge.loss((slim, parts.judges)).values, np.float64)
+            return np.asarray(task.loss(judge, (task.made(parts.fitted, widths), parts.judges)).values, np.float64)
 
         found = []
         for widths in candidates:
@@ -157,7 +156,7 @@ def _alone(task: Task, content: Content, tick: Tick) -> list[Harm]:
             ledger = weights.record(change, prepared.model, prepared.survey, nothing)
             ports = changed(prepared.model, prepared.survey, ledger.dead)
             names = stream.after(judge.read.values())
-            loss = judge.loss_of(stream.record(names, ledger), ports)
+            loss = judge.loss_of(Answers(range(len(part.batches)), stream.record(names, ledger), ports))
             return loss.mean, loss.kind
 
         def read(view: View) -> Harm:
@@ -213,7 +212,7 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: Parts, tic
         def left(block: str, width: int) -> float:
             def share() -> float:
                 ledgers = (settle(parts.fitted, full | {block: width}) for settle in (task.settle, decide))
-                after, before = (judge.loss((narrowed(prepared, one), parts.judges)).mean for one in ledgers)
+                after, before = (task.loss(judge, (task.decided(one), parts.judges)).mean for one in ledgers)
                 return after / before if before > 0 else 1.0
 
             found = steps.once(f"fitted {block}", share, SHARED)

@@ -11,7 +11,7 @@ from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
-from onnxgrail.calibration.judge import Judge, Outputs
+from onnxgrail.calibration.judge import Answers, Judge, Outputs
 from onnxgrail.calibration.metric import Metric
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.prepared import Prepared, narrowed
@@ -113,7 +113,7 @@ def test_trials_from_the_block_on_lose_what_the_whole_model_loses(make: Callable
             ledger = halved(prepared, block)
             stream.advance(nothing, block.span[0])
             ports = changed(prepared.model, prepared.survey, ledger.dead)
-            tail = judge.loss_of(stream.record(stream.after(judge.read.values()), ledger), ports)
+            tail = judge.loss_of(Answers(every, stream.record(stream.after(judge.read.values()), ledger), ports))
             whole = judge.loss((narrowed(prepared, ledger), every))
             assert tail.kind == whole.kind
             assert whole.mean > 0

@@ -6,7 +6,7 @@ If a lane keeps tensors on a device, the device has a budget of its own; tensors
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -128,20 +128,53 @@ def _size(array: Array) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Opened:
-    """A cache of feeds in use.
+class Beginning:
+    """A place where walks begin: a cut with the tensors there, or the feeds.
 
     Attributes:
-        cache: the activations at the cut, at first the feeds.
+        position: of the first node after the cut.
+        tensors: per batch.
         masks: per batch the mask (sample, token) of real tokens; None if it has no padding.
+        samples: per batch.
         scale: how many times more data than in the traced run pass through the network.
     """
 
+    position: int
+    tensors: Iterable[Feed]
+    masks: Sequence[Bools | None]
+    samples: Sequence[int]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A cache in use: the activations at the cut; others as in `Beginning`."""
+
     cache: Cache
-    masks: list[Bools | None]
+    masks: Sequence[Bools | None]
+    samples: Sequence[int]
     scale: float
 
     @classmethod
-    def of(cls, feeds: Cache, scale: float) -> Opened:
-        """Return the cache of these feeds with their masks."""
-        return cls(feeds, [padding_mask(feed) for feed in feeds], scale)
+    def of(cls, feeds: Iterable[Feed], scale: float, budget: int, lane: Lane) -> Opened:
+        """Return a cache of feeds."""
+        masks, samples = list[Bools | None](), list[int]()
+
+        def noted() -> Iterator[Feed]:
+            for feed in feeds:
+                masks.append(padding_mask(feed))
+                samples.append(_samples(feed))
+                yield feed
+
+        return cls(Cache(noted(), budget, lane), masks, samples, scale)
+
+    @classmethod
+    def at(cls, place: Beginning, budget: int, lane: Lane) -> Opened:
+        """Return a cache of what is at a cut."""
+        return cls(Cache(place.tensors, budget, lane), place.masks, place.samples, place.scale)
+
+
+def _samples(feed: Feed) -> int:
+    """Return the length of the first axis if all arrays have the same, else 1."""
+    sizes = {array.shape[0] if array.ndim else 1 for array in feed.values()}
+    return int(sizes.pop()) if len(sizes) == 1 else 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -51,3 +52,23 @@ def bytes_left(survey: Survey, name: str, ledger: Ledger, scale: float) -> int:
     for mark in survey.marks.get(name, ()):
         size *= float((~ledger.dead[mark.labels]).sum()) / max(1, mark.labels.size)
     return int(size)
+
+
+def affordable(
+    names: Sequence[str], held: Collection[str], size: Callable[[str], int], most: int, budget: int
+) -> list[str]:
+    """Return the leading tensors of `names` that fit into memory together with all tensors `held` at the same time.
+
+    Cached tensors decide where later runs start, and so the last bits of their results.  The choice must not depend on
+    the number of processes.
+
+    Args:
+        names: of tensors.
+        held: names of tensors, of which some may be among `names`.
+        size: returns the bytes of a tensor over all batches of all processes.
+        most: bytes that all of `names` may take.
+        budget: bytes that they and all others may take.
+    """
+    room = min(most, budget - sum(size(name) for name in held if name not in names))
+    sizes = itertools.accumulate(map(size, names))
+    return [name for name, total in zip(names, sizes, strict=True) if total <= room]

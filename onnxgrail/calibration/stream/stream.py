@@ -8,10 +8,9 @@ extra channels, so each node runs little more than once.
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Self
 
@@ -21,9 +20,9 @@ from onnxgrail.calibration.devices.lanes import Lane, lane_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.threads import Step, ahead, pass_by, share, ways
 from onnxgrail.calibration.stream import probing
-from onnxgrail.calibration.stream.cache import BUDGET, Cache, Opened
+from onnxgrail.calibration.stream.cache import BUDGET, Beginning, Cache, Opened
 from onnxgrail.calibration.stream.cutting import Path, narrowing
-from onnxgrail.calibration.stream.sizes import bytes_left, scale_of
+from onnxgrail.calibration.stream.sizes import affordable, bytes_left, scale_of
 from onnxgrail.calibration.stream.totals import Totals
 from onnxgrail.calibration.stream.ways import Pieces, Ways
 from onnxgrail.core import Array, Bools, Feed, Ints, Probe, Stats
@@ -55,6 +54,7 @@ class Stream:
         budget: int = BUDGET,
         group: Group = SOLO,
         lane: Lane | None = None,
+        beginning: Beginning | None = None,
     ) -> None:
         self._model, self._survey, self._batches = prepared.model, prepared.survey, prepared.batches
         model, survey, feeds = self._model, self._survey, self._batches.feeds
@@ -62,11 +62,11 @@ class Stream:
         self._probed = probing.Network(model, survey, self._lane)
         self._lives = lives(model, survey.facts, effort(model, survey))
         self.index, self.heavy = index_of(model.graph), weight_bytes(model) > MUCH
-        self.position = 0  # of the first node after the cut
+        self.position = 0 if beginning is None else beginning.position  # of the first node after the cut
         self.shard = shard_of(group, len(feeds))
         taken = [prepared.routes.get(feeds[n], survey.facts.taken) for n in self.shard.numbers]
         self._network = Ways(model, survey, taken, providers, self._lane)
-        self._budget = budget
+        self._budget, self._beginning = budget, beginning
         self._skipped: list[Callable[[], None]] = []  # walks whose sums are cached
         self._dead: dict[str, Bools] = {}  # per cached tensor, the channels pruned when it was computed
         self._spare: dict[str, tuple[Cone, Ledger]] = {}  # measured tensors beyond the cut, with their cone and ledger
@@ -82,8 +82,11 @@ class Stream:
 
     @functools.cached_property
     def _opened(self) -> Opened:
+        begun, self._beginning = self._beginning, None  # the cache drops tensors as the cut moves
+        if begun is not None:
+            return Opened.at(begun, self._budget, self._lane)
         feeds = (self._batches.feeds[number]() for number in self.shard.numbers)
-        return Opened.of(Cache(feeds, self._budget, self._lane), scale_of(self._batches, self._survey))
+        return Opened.of(feeds, scale_of(self._batches, self._survey), self._budget, self._lane)
 
     @property
     def _cache(self) -> Cache:
@@ -137,7 +140,7 @@ class Stream:
             parts: number of threads that call the function.
         """
         self._catch_up()
-        self._forget(ledger)
+        self._keep_beside(self._fresh(ledger))
         path = self._path(names, ledger, limit, kept, spare)
         here, moving = self._cache.names, path.target > self.position
         made = {n: (cone(self.index.values[n], here), ledger) for n in path.beyond if n not in self._spare}
@@ -170,18 +173,9 @@ class Stream:
         missing = [n for n in dict.fromkeys((*keep, *names)) if n not in here]
         left = [n for n in spare if n in missing and n not in keep]
         beyond = [n for n in dict.fromkeys(kept) if n not in keep]
-        return Path(target, keep, missing, [*beyond, *self._affordable(left, {*here, *missing}, ledger)])
-
-    def _affordable(self, names: Sequence[str], held: Collection[str], ledger: Ledger) -> list[str]:
-        """Return the leading tensors of `names` that fit into memory together with all tensors `held` at the same time.
-
-        Cached tensors decide where later runs start, and so the last bits of their results.  The choice must not depend
-        on the number of processes, so it uses the sizes over all batches.
-        """
-        rest = sum(self._bytes(n, ledger) for n in held if n not in names)
-        room = min(KEPT, self._budget - rest)
-        sizes = itertools.accumulate(self._bytes(n, ledger) for n in names)
-        return [n for n, size in zip(names, sizes, strict=True) if size <= room]
+        size = functools.partial(self._bytes, ledger=ledger)
+        some = affordable(left, {*here, *missing}, size, KEPT, self._budget)
+        return Path(target, keep, missing, [*beyond, *some])
 
     def _bytes(self, name: str, ledger: Ledger) -> int:
         return bytes_left(self._survey, name, ledger, self._opened.scale)
@@ -190,10 +184,6 @@ class Stream:
         """Return the measured tensors that are still valid under the ledger."""
         validity = Validity(self._survey, ledger)
         return {n: how for n, how in self._spare.items() if validity.holds(*how)}
-
-    def _forget(self, ledger: Ledger) -> None:
-        """Drop measured tensors that later decisions made invalid."""
-        self._keep_beside(self._fresh(ledger))
 
     def _keep_beside(self, spare: dict[str, tuple[Cone, Ledger]]) -> None:
         self._cache.keep({n for n in self._cache.names if n not in self._spare or n in spare})
@@ -208,6 +198,17 @@ class Stream:
     def masks(self) -> Sequence[Bools | None]:
         """Return, per batch, the mask (sample, token) of real tokens; None if a batch has no padding."""
         return self._opened.masks
+
+    @property
+    def samples(self) -> Sequence[int]:
+        """Return the number of samples of every batch."""
+        return self._opened.samples
+
+    def place(self) -> Beginning:
+        """Return the cut with its tensors on the host, where other streams of this process may begin."""
+        self._catch_up()
+        tensors = tuple({n: self._lane.host(a) for n, a in batch.items()} for batch in self._cache)
+        return Beginning(self.position, tensors, self.masks, self.samples, self._opened.scale)
 
     def record(self, names: Sequence[str], ledger: Ledger) -> Iterator[dict[str, Array]]:
         """Yield the named tensors batch by batch, in the ledger's state; tensors of branches not taken are missing."""

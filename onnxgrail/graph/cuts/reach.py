@@ -84,3 +84,19 @@ def _altered(node: ir.Node, survey: Survey, before: Ledger, after: Ledger, gone:
     for labels in handed:
         kept[labels] = True
     return not all(kept[labels].all() for labels in lost)
+
+
+def first_change(graph: ir.Graph, survey: Survey, ledger: Ledger) -> int:
+    """Return the position of the first node that reads, computes or passes on something else under some decisions.
+
+    Nodes with bodies always count as changed.
+    """
+    lost = {name for name, marks in survey.marks.items() if any(ledger.dead[mark.labels].any() for mark in marks)}
+    for number, node in enumerate(graph):
+        name = key(node)
+        operands = [survey.operands.get((name, position)) for position in range(len(node.inputs))]
+        new = any(o is not None and (o.param in ledger.arrays or o.changes(ledger.dead)) for o in operands)
+        narrow = any(v is not None and v.name in lost for v in (*node.inputs, *node.outputs))
+        if new or narrow or name in ledger.shifts or bodies(node):
+            return number
+    return len(graph)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.stream import Stream
-from onnxgrail.calibration.streaming import stream_of
+from onnxgrail.calibration.streaming import starts_of, stream_of
 from onnxgrail.core import Bools, Recipe
 from onnxgrail.graph.fittable.consumers import Consumer, biased, consumers, unmarked
 from onnxgrail.graph.rewrite import weights
@@ -22,7 +22,7 @@ from onnxgrail.machine.amounts import cache_for, fit_bytes
 from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.narrowing.bits.stage import least
 from onnxgrail.narrowing.layers import Stage, Task, has_room, stages_of
-from onnxgrail.narrowing.two_networks import Pair, starts_of
+from onnxgrail.narrowing.two_networks import Pair
 
 
 def own(prepared: Prepared, slim: ir.Model, facts: Facts) -> Prepared:
@@ -180,7 +180,7 @@ def opened(prepared: Prepared, slim: Prepared, ledger: Ledger, recipe: Recipe) -
         streams: list[Stream] = [stack.enter_context(stream_of(one, recipe, share=3)) for one in (prepared, slim, slim)]
         empty: Sequence[Ledger] = [weights.empty(one.survey) for one in (prepared, slim)]
         dense, itself, rounded = streams
-        starts = starts_of(rounded, slim.feed, empty[1], Steps())
+        starts = starts_of(rounded, Steps())
         yield Sides(
             guide=Guide.of(prepared, ledger, recipe),
             slim=slim,
