@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 
@@ -55,8 +56,9 @@ def measured(prepared: Prepared, recipe: Recipe) -> Speed:
     return Speed(product=product, passing=found, fixed=START + WEIGHTS * size)
 
 
+@functools.cache
 def rough() -> Speed:
-    """Multiply two small matrices, which takes milliseconds; work may have no passes."""
+    """Multiply two small matrices once per process, which takes milliseconds; work may have no passes."""
     return Speed(product=_product(SMALL), passing=0.0, fixed=0.0)
 
 
