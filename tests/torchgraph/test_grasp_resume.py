@@ -111,5 +111,5 @@ def test_every_step_shows_progress() -> None:
         **common,
     )
     for stage in ("redundancy", "gradients", "pairs", "refit"):
-        assert seen[stage] == [(k + 1, len(seen[stage])) for k in range(len(seen[stage]))]
-    assert len(seen["pairs"]) == len(seen["refit"]) == 7
+        assert seen[stage] == [(k, len(seen[stage]) - 1) for k in range(len(seen[stage]))]
+    assert len(seen["pairs"]) == len(seen["refit"]) == 1 + 7

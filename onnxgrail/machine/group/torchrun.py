@@ -8,7 +8,6 @@ with a header, which can also say that the sender has failed, and why.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import os
 import time
@@ -317,8 +316,8 @@ def _has_nccl(torch: Any, device: Device) -> bool:
 
 
 def _torch() -> Any:
-    extra("torch.distributed", "torch", "several processes need torch")
-    return importlib.import_module("torch")
+    torch, _ = (extra(name, "torch", "several processes need torch") for name in ("torch", "torch.distributed"))
+    return torch
 
 
 def _number(name: str, default: int | None) -> int:
