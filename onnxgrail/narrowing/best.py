@@ -98,7 +98,7 @@ class _Walk:
         later = {b.name for b in whole if few or not run.needs_gram(b) or scarce(b, run.prepared)}
         run.fitted = frozenset(later | large)
         fitted = [replace(turn, layers=tuple(filter(self._fits, turn.layers))) for turn in todo]
-        self._tick = run.tick = for_turns(run, fitted, len(pair.dense.shard.numbers))
+        self._tick = run.tick = for_turns(run, fitted, pair)
 
     def take(self, turn: Turn[Stage]) -> None:
         """Decide the blocks of a turn, then fit its layers."""

@@ -60,7 +60,7 @@ def _measured(run: Run, blocks: Sequence[Block], beginning: Beginning | None) ->
     untouched = weights.empty(prepared.survey)
     pile = Pile(heavy=heavy)
     with stream_of(prepared, recipe, job.group, beginning=beginning) as stream:
-        tick = run.tick = for_steps(run, todo, len(stream.shard.numbers))
+        tick = run.tick = for_steps(run, todo, stream)
         for steps in _together(run, todo):
             limits = {step: step.limit if len(todo) > 1 else None for step in steps}
             _round(run, stream, limits, run.ledger if recipe.closed_loop else untouched, tick)

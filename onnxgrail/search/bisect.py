@@ -100,7 +100,12 @@ def _saved(path: Path, before: int, after: int) -> float:
 
 def first_fails(path: Path, seek: Seek) -> bool:
     """Return True if the first candidate that `farthest` tries on a path exceeds the limit."""
-    return bool(path.steps) and seek.judged(path, max(path.reach(FIRST * seek.limit), 1)) > seek.limit
+    return bool(path.steps) and seek.judged(path, max(_promised(path, seek.limit), 1)) > seek.limit
+
+
+def _promised(path: Path, limit: float) -> int:
+    """Return the number of steps to try first."""
+    return path.reach(FIRST * limit)
 
 
 def cheaper(found: tuple[Path, int], other: Path, seek: Seek) -> tuple[Path, int]:
@@ -133,7 +138,7 @@ def farthest(path: Path, seek: Seek, first: int = 0, known: Reach | None = None)
     """
     good, loss, bad = known or Reach(0, 0.0, len(path) + 1)
     found = {good: loss} if good else {}
-    wanted = first or path.reach(FIRST * seek.limit)
+    wanted = first or _promised(path, seek.limit)
     for _ in range(seek.patience.tries):
         place, wanted = _next(path, seek.limit, found, (good, bad), wanted), 0
         if place is None or (good and seek.stop()):

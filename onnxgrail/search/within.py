@@ -60,10 +60,9 @@ def within(task: Task) -> tuple[Widths, Found]:
         late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
         seek = Seek(task.limit, bound, late, patience)
         blocks = [block.name for block in task.search.blocks]
-        whole = paths.without()
-        if task.search.rungs and first_fails(whole, seek) and narrows:  # bits alone are cheaper to try
+        if task.search.rungs and first_fails(paths.without(), seek) and narrows:  # bits alone are cheaper to try
             path, best = farthest_of(paths, seek, blocks)
-            path, best = cheaper((path, best), whole, seek) if best else farthest_of(paths, seek)
+            path, best = cheaper((path, best), paths.without(), seek) if best else farthest_of(paths, seek)
         else:
             path, best = farthest_of(paths, seek)
             if task.search.rungs and narrows:  # bits alone may go on where a width ended the path

@@ -60,7 +60,7 @@ class Stream:
         model, survey, feeds = self._model, self._survey, self._batches.feeds
         self._lane = lane_of(providers) if lane is None else lane
         self._probed = probing.Network(model, survey, self._lane)
-        self._lives = lives(model, survey.facts, effort(model, survey))
+        self.lives = lives(model, survey.facts, effort(model, survey))
         self.index, self.heavy = index_of(model.graph), weight_bytes(model) > MUCH
         self.position = 0 if beginning is None else beginning.position  # of the first node after the cut
         self.shard = shard_of(group, len(feeds))
@@ -168,8 +168,8 @@ class Stream:
     ) -> Path:
         here = self._cache.names
         moving = limit > self.position
-        target = self._lives.best(self.position, limit) if moving else self.position
-        keep = self._lives.at(target) if moving else [n for n in here if n not in self._spare]
+        target = self.lives.best(self.position, limit) if moving else self.position
+        keep = self.lives.at(target) if moving else [n for n in here if n not in self._spare]
         missing = [n for n in dict.fromkeys((*keep, *names)) if n not in here]
         left = [n for n in spare if n in missing and n not in keep]
         beyond = [n for n in dict.fromkeys(kept) if n not in keep]

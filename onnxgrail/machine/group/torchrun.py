@@ -316,8 +316,8 @@ def _has_nccl(torch: Any, device: Device) -> bool:
 
 
 def _torch() -> Any:
-    torch, _ = (extra(name, "torch", "several processes need torch") for name in ("torch", "torch.distributed"))
-    return torch
+    extra("torch.distributed", "torch", "several processes need torch")
+    return extra("torch", "torch", "several processes need torch")
 
 
 def _number(name: str, default: int | None) -> int:

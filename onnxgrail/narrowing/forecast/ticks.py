@@ -4,44 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 
+from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.core import Block
-from onnxgrail.graph.cost.counting import effort
 from onnxgrail.machine.progress import Tick, weighted
 from onnxgrail.narrowing.choosing import Run
 from onnxgrail.narrowing.forecast.speed import Speed, rough
 from onnxgrail.narrowing.forecast.work import Work, of_fit, of_grail, of_statistics
 from onnxgrail.narrowing.layers import Stage
 from onnxgrail.narrowing.order import Step, Turn
+from onnxgrail.narrowing.two_networks import Pair
 
 STAGE = "calibrating"
 
 
-def for_steps(run: Run, steps: Sequence[Step], feeds: int) -> Tick:
+def for_steps(run: Run, steps: Sequence[Step], stream: Stream) -> Tick:
     """Return a function to call once per batch of every step, and once per block that is decided after it.
 
     Args:
         run: the decisions so far.
         steps: blocks that are measured together.
-        feeds: number of batches.
+        stream: what measures them.
     """
-    road, speed, costs = _Road(run), rough(), list[float]()
+    road, speed, costs, feeds = _Road(run, stream), rough(), list[float](), len(stream.shard.numbers)
     for step in steps:
         walked = road.walk(_read(run, step.blocks), step.limit)
         costs += _of_blocks(run, speed, step.blocks, walked, feeds)
     return weighted(run.job.progress, STAGE, costs)
 
 
-def for_turns(run: Run, turns: Sequence[Turn[Stage]], feeds: int) -> Tick:
+def for_turns(run: Run, turns: Sequence[Turn[Stage]], pair: Pair) -> Tick:
     """Return a function to call once per batch and per decision of every turn, and per batch and fit of its layers.
 
     Args:
         run: the decisions so far.
         turns: blocks that are decided together, with the layers that are fitted next.
-        feeds: number of batches.
+        pair: the streams of the dense and of the narrowed network.
     """
-    dense, narrow, speed, costs = _Road(run), _Road(run), rough(), list[float]()
+    dense, narrow, speed, costs = _Road(run, pair.dense), _Road(run, pair.narrow), rough(), list[float]()
+    feeds = len(pair.dense.shard.numbers)
     for turn in turns:
         goals = [goal for stage in turn.layers for goal in stage.goals]
         walked = dense.walk([*_read(run, turn.blocks), *goals], turn.limit)
@@ -81,15 +82,13 @@ def _read(run: Run, blocks: Sequence[Block]) -> list[str]:
 class _Road:
     """The nodes that a stream runs, and their operations as products of matrices over all samples."""
 
-    def __init__(self, run: Run) -> None:
-        graph = run.prepared.model.graph
-        self._sums = [0, *accumulate(effort(run.prepared.model, run.prepared.survey))]
+    def __init__(self, run: Run, stream: Stream) -> None:
+        self._work, self._index, self._at = stream.lives.work, stream.index, stream.position
         self._scale = 2 * run.prepared.batches.samples / run.prepared.samples
-        self._ends = {v.name: place + 1 for place, node in enumerate(graph) for v in node.outputs}
-        self._at = 0
 
     def walk(self, names: Sequence[str], then: int) -> float:
         """Return the operations that compute tensors; the stream goes on at the node at `then`."""
         first, self._at = self._at, max(then, self._at)
-        last = max([self._at, *(self._ends.get(name, 0) for name in names)])
-        return self._scale * (self._sums[last] - self._sums[first])
+        makers = [self._index.values[name].producer() for name in names if name in self._index.values]
+        last = max([self._at, *(self._index.order[node] + 1 for node in makers if node is not None)])
+        return float(self._scale * (self._work[last] - self._work[first]))

@@ -15,8 +15,9 @@ def _constant(call: Call) -> Tensor:
         return found
     floats = call.floats or torch.float32
     kinds = {"value_float": floats, "value_floats": floats, "value_int": torch.int64, "value_ints": torch.int64}
-    for name in kinds.keys() & call.attributes.keys():
-        return torch.tensor(call.get(name), dtype=kinds[name])
+    for name, dtype in kinds.items():
+        if name in call.attributes:
+            return torch.tensor(call.get(name), dtype=dtype)
     raise call.unsupported(f"attributes {', '.join(call.attributes)}")
 
 

@@ -109,10 +109,7 @@ def library() -> Any:
     Raises:
         MissingExtraError: pillow is not installed.
     """
-    extra("PIL", "images", "images need pillow")
-    from PIL import Image
-
-    return Image
+    return extra("PIL.Image", "images", "images need pillow")
 
 
 def _layout(entry: Input, reading: Reading, source: str) -> tuple[Layout, tuple[str, ...]]:
