@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections import Counter
@@ -31,6 +32,12 @@ def reason_of(longrepr: Any) -> str:
     reason = text.removeprefix("Skipped: ")
     missing = re.match("could not import '([^']*)'", reason)
     return f"{missing[1]} is not installed" if missing else reason
+
+
+def pytest_collection_finish() -> None:
+    """Take the tests themselves out of garbage collection, which commands ask for and which would pass over them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

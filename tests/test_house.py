@@ -12,15 +12,13 @@ from bench.house import measure
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 4 * 2**20  # bytes of a file in git
-HELD = measure()
 OPEN = {"lines": 1}
 """Limits that do not hold yet, and how many places are beyond them: these numbers only fall."""
 
 
-@pytest.mark.parametrize("name", HELD)
-def test_limit(name: str) -> None:
-    beyond = HELD[name]["beyond"]
-    assert len(beyond) <= OPEN.get(name, 0), beyond
+def test_limits() -> None:
+    found = {name: one["beyond"] for name, one in measure().items()}
+    assert {name: beyond for name, beyond in found.items() if len(beyond) > OPEN.get(name, 0)} == {}
 
 
 @pytest.mark.parametrize("folder", ["onnxgrail", "cli", "tests", "bench", "docs"])

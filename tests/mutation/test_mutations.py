@@ -12,7 +12,7 @@ import pytest
 from tests.mutation.cases import case
 from tests.mutation.pool import run
 
-COUNT, PARTS = 320, 4
+COUNT, PARTS = 240, 3
 SEED = 20
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and peaks of memory are read from /proc")

@@ -22,7 +22,7 @@ from tests.property.grown import RARE_STEPS, STEPS, Grown, fuzzed, graphs
 from tests.tiny import feed
 
 COUNT = int(os.environ.get("ONNXGRAIL_FUZZ", "0"))
-FEW = 200
+FEW = 120
 SHARE = 0.5  # of the graphs change when they are narrowed, at least: with nothing to narrow all would be equal
 FLOOR = 0.01  # rounding errors are relative to numbers of this size at least
 LARGEST = 1e4  # of any output: beyond it rounding errors say nothing
