@@ -131,6 +131,8 @@ def digest(folder: Path) -> str:
 def zoo(folder: Path | None) -> dict[str, list[str]]:
     """Return a command without data for every model of a folder."""
     files = [] if folder is None else sorted(folder.glob("*.onnx"))
+    if folder is not None and not files:
+        sys.exit(f"no .onnx file in {folder}: packed models have to be unpacked first")
     options = ["--unit-ratio", "0.25", "--samples", "4", "--compensate", "grail", *COMMON.split()]
     return {f"zoo {f.stem}": ["compress", str(f.resolve()), "out.onnx", *options] for f in files}
 
