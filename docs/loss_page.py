@@ -41,6 +41,7 @@ def page() -> str:
     parts = {name: f"{scale:g}" for name, scale in SCALES.items()}
     parts["token_percent"] = f"{0.01 / SCALES['tokens']:.1%}".replace("%", " %")
     parts["decibel"] = f"{-10 * math.log10(0.01 / SCALES['values']):.0f}"
+    parts["first"], parts["second"] = (f"{math.sqrt(1 - loss / SCALES['numbers']):.3f}" for loss in (0.01, 0.05))
     parts["coverage"] = "\n".join(coverage())
     parts |= {"looseness": "\n".join(looseness()), "table": "\n".join(table(rows)), "summary": "\n".join(summary(rows))}
     template = (DOCS / "templates" / "loss.md").read_text(encoding="utf-8")

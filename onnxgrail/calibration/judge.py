@@ -20,7 +20,7 @@ from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 from onnxgrail.core import Array, Feed, Floats, Labels
 from onnxgrail.errors import DataError
 from onnxgrail.fidelity import Tally
-from onnxgrail.fidelity.kinds import Part
+from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.loss import Loss, worst_loss
 from onnxgrail.graph.cuts.scored import chosen_by, scored
 from onnxgrail.graph.io.mapped import in_files

@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxgrail.core import Bools, Floats
 from onnxgrail.fidelity.goals import Hits
-from onnxgrail.fidelity.kinds import Part
+from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.sums import Sums
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from onnxgrail.core import Array, Bools, Feed, Floats
 from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.goals import Goals
-from onnxgrail.fidelity.kinds import SLACK, Part, parts_of
+from onnxgrail.fidelity.kinds import parts_of
+from onnxgrail.fidelity.kinds.part import SLACK, Part
 from onnxgrail.fidelity.measures import MEASURES, Batch, active
 from onnxgrail.fidelity.measures.sparse import sparse
 from onnxgrail.fidelity.result import Fidelity, Table, Verdict, finish

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxgrail.core import Floats
 from onnxgrail.fidelity import intervals
-from onnxgrail.fidelity.kinds import Part
+from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.measures import Measure, measure_of
 from onnxgrail.fidelity.measures.scores import SCORES
 from onnxgrail.fidelity.result import Fidelity, Verdict

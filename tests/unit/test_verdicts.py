@@ -11,7 +11,8 @@ from onnxgrail.core import Array
 from onnxgrail.fidelity import Clues, Fidelity, Tally, Verdict, clues_of, entries, headline
 from onnxgrail.fidelity import tally as tallies
 from onnxgrail.fidelity.intervals import of_count
-from onnxgrail.fidelity.kinds import Part, parts_of
+from onnxgrail.fidelity.kinds import parts_of
+from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.words import told
 
 RNG = np.random.default_rng(5)
@@ -71,6 +72,9 @@ CASES: dict[str, tuple[str, Array, tuple[str, ...], Clues]] = {
     "one score": ("y", sparse(1), ("classes",), Clues()),
     "one raw score by its name": ("score", normal(1), ("classes",), Clues()),
     "one number": ("y", normal(1, scale=30), ("values",), Clues()),
+    "ratings": ("y", 3 + normal(3, scale=0.3), ("values",), Clues()),
+    "a rating by its name": ("score", 3 + normal(1, scale=0.3), ("values",), Clues()),
+    "an embedding above 0": ("output", 0.01 + RNG.exponential(2.0, (N, 100)), ("embedding",), Clues()),
     "many labels": ("y", sparse(40), ("scores",), Clues()),
     "a mask": ("y", (normal(1, 16, 16) > 1).astype(np.float32), ("scores",), Clues()),
     "an image": ("y", RNG.random((N, 3, 16, 16)), ("values",), Clues()),
@@ -217,9 +221,9 @@ def test_values_and_their_worst_channel() -> None:
     assert 0 < verdict.details["unexplained"] < 0.1
 
 
-def test_points_of_a_face_count_from_their_mean() -> None:
-    """Their energy is that of the mean face: an error as large as what tells faces apart hides in it."""
-    a = landmarks(300)
+@pytest.mark.parametrize("a", [landmarks(300), 5 + normal(3, scale=0.3), 40 + normal(1, scale=3)])
+def test_points_of_a_face_and_ratings_count_from_their_mean(a: Array) -> None:
+    """Their energy is that of the mean: an error as large as what tells faces apart hides in it."""
     b = np.broadcast_to(a.mean(0), a.shape)
     found = judged("conv2d_20", a, b)
     assert found.nmse is not None

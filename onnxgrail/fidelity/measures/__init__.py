@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from onnxgrail.core import Floats
-from onnxgrail.fidelity.kinds import Part
+from onnxgrail.fidelity.kinds.part import FEW, Part
 from onnxgrail.fidelity.measures.measure import Batch, Measure
 from onnxgrail.fidelity.measures.scores import CLASSES, FAINT, HIGHEST, SCORES, SEQUENCES, TOKENS, active
-from onnxgrail.fidelity.measures.values import BOXES, CENTERED, EMBEDDING, LABELS, UNREAD, VALUES
+from onnxgrail.fidelity.measures.values import BOXES, CENTERED, EMBEDDING, LABELS, NUMBERS, UNREAD, VALUES
 
 __all__ = ["MEASURES", "SCALES", "Batch", "Measure", "active", "measure_of", "unread"]
 
@@ -24,6 +24,7 @@ SCALES = {
     **{kind: measure.scale for kind, measure in MEASURES.items()},
     "boxes": BOXES.scale,
     "points": CENTERED.scale,
+    "numbers": NUMBERS.scale,
 }
 
 
@@ -38,7 +39,7 @@ def measure_of(part: Part, table: Floats) -> Measure:
     if measure is SCORES and not table[:, 3:5].any():
         return HIGHEST
     if measure is VALUES and part.center is not None:
-        return CENTERED
+        return NUMBERS if part.center.size <= FEW else CENTERED
     return BOXES if measure is VALUES and table.shape[1] > 2 else measure
 
 

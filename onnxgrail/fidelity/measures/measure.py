@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrail.core import Bools, Floats
-from onnxgrail.fidelity.kinds import Part
+from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.sums import Distances
 
 ACTIVE = 0.1  # scores below it in both models are ignored

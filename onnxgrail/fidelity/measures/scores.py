@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from onnxgrail.core import Bools, Floats
-from onnxgrail.fidelity.kinds import Part, probabilities
+from onnxgrail.fidelity.kinds.part import Part, probabilities
 from onnxgrail.fidelity.measures.measure import ACTIVE, Batch, Measure, nothing_more, share
 from onnxgrail.fidelity.sums import flat, widened
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from onnxgrail.core import Array
-from onnxgrail.fidelity.kinds import Part
+from onnxgrail.fidelity.kinds.part import Part
 
 ENOUGH = 2**17  # numbers of a sample that give its loss closely
 SIDE = 64  # least positions along an axis of which some are picked

@@ -103,6 +103,7 @@ CENTERED = replace(
     loss="NMSE about the mean of the samples, at most 1",
     scale=0.7,  # with 0.4, files within 1 % were off by up to 1.4 of 192 pixels
 )
+NUMBERS = replace(CENTERED, scale=0.45)  # 1 % and 5 % of loss are correlations of 0.989 and 0.943 with the original
 BOXES = replace(
     VALUES,
     name=f"NMSE where a score is above {ACTIVE}",

@@ -109,7 +109,10 @@ def library() -> Any:
     Raises:
         MissingExtraError: pillow is not installed.
     """
-    return extra("PIL.Image", "images", "images need pillow")
+    extra("PIL", "images", "images need pillow")
+    from PIL import Image
+
+    return Image
 
 
 def _layout(entry: Input, reading: Reading, source: str) -> tuple[Layout, tuple[str, ...]]:

@@ -1,0 +1,93 @@
+"""The content of an output, and what the rules that detect it look at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from onnxgrail.core import Floats
+from onnxgrail.fidelity.clues import Clues
+from onnxgrail.fidelity.sums import flat
+
+Form = Literal["values", "probabilities", "logits", "binary"]
+
+SLACK = 1e-3  # tolerance of a sum of probabilities
+LOUD = 10.0  # spread of a row of many numbers from which on they are no logits: all of them would be decided
+BOX = 4  # columns of a box
+FEW = 16  # up to this many columns are class scores even if no class stands out, unless their softmax is flat
+BOXES = re.compile(
+    r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"
+    r"|joint|vert|depth|flow|disp|wav|audio|mel|pcm|dist|angle|pitch|freq|durat)"
+)
+FEATURES = re.compile(r"embed|pool|hidden|feat|vector|(?<![a-z])emb(?![a-z])|descriptor")
+SCORES = re.compile(r"logit|(?<![a-z])(score|prob|cls|class|conf|obj|label|heat|mask|seg|sigmoid|softmax|pred)|classif")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Part:
+    """The content of an output, or of some of its columns.
+
+    Attributes:
+        kind: classes (one row of scores per sample), scores (in 0..1, of many positions), tokens (one row of scores
+            per token), sequences (symbols that a loop writes), labels (values that are equal or not), embedding, values
+            (maps, boxes, waves, points) or state (values that are fed back).
+        why: the reason for the kind.
+        form: conversion to probabilities: none (`probabilities`), softmax (`logits`) or sigmoid (`binary`).
+        axis: of the classes or columns, counted with the samples as axis 0.
+        columns: indices along `axis` that belong to the part, None for all.
+        gate: place among the columns of the score with which a decoder multiplies the others (objectness).
+        rows: True if the entries along `axis` are one distribution.
+        dominant: the class of most positions, which is ignored.
+        center: the common pattern of values that are similar in all samples; differences from it are measured.
+    """
+
+    kind: str
+    why: str
+    form: Form = "values"
+    axis: int | None = None
+    columns: tuple[int, ...] | None = None
+    gate: int | None = None
+    rows: bool = False
+    dominant: int | None = None
+    center: Floats | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Look:
+    """The input of the rules: the name in lower case, values on some samples, and clues about the inputs."""
+
+    words: str
+    array: Floats
+    clues: Clues
+
+    @property
+    def rows(self) -> Floats:
+        """Return one row of numbers per sample."""
+        return flat(self.array)
+
+
+Rule = Callable[[Look], tuple[Part, ...]]
+
+
+def probabilities(values: Floats, form: Form) -> Floats:
+    """Convert numbers to probabilities; distributions lie along the last axis."""
+    if form == "logits":
+        shifted = np.exp(values - values.max(axis=-1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+    if form == "binary":
+        return np.asarray(0.5 * (1 + np.tanh(0.5 * values)))
+    return values
+
+
+def in_unit(array: Floats) -> bool:
+    """Return True if all numbers are in 0..1, and not all are 0."""
+    return bool(array.min() >= 0 and 0 < array.max() <= 1 + 1e-6)
+
+
+def places(look: Look) -> tuple[Part, ...]:
+    """Detect places, sizes and waves by name."""
+    return (Part(kind="values", why="named as places or sizes"),) if BOXES.search(look.words) else ()

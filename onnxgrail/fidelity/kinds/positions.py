@@ -1,0 +1,181 @@
+"""Rules for outputs with numbers of many positions per sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxgrail.core import Floats
+from onnxgrail.fidelity.kinds.part import (
+    BOX,
+    FEATURES,
+    FEW,
+    LOUD,
+    SCORES,
+    SLACK,
+    Form,
+    Look,
+    Part,
+    Rule,
+    in_unit,
+    places,
+    probabilities,
+)
+
+VECTOR = 64  # more numbers per token than this are a vector
+VOCABULARY = 1000  # least columns of scores of a vocabulary
+OUT = 4.0  # standard deviations over the mean of a row: no large number among many such as a vector has
+OFTEN = 0.5  # a class with a larger mean probability is the background
+CLEAR = 0.8  # least mean of the highest probability for a map without a telling name to hold classes
+QUIET = 0.05  # a column of scores with a smaller median is mostly empty
+FOUND = 0.3  # least score of something that a detector finds
+CLASSES = 256  # most columns of a map of classes
+WIDE = 1024  # most columns of a list of detections
+SIDE = 8  # least positions per axis of an image
+DECIDED = 0.1  # a score this near to 0 or 1 is decided
+RARE = 0.3  # largest share of positions of something rare
+
+
+def tokens(look: Look) -> tuple[Part, ...]:
+    """Detect scores of a vocabulary, one row per token."""
+    array, ids = look.array, look.clues.ids
+    if array.ndim != 3 or ids is None or "logit" not in look.words or array.shape[1] != ids[1]:
+        return ()
+    if not look.clues.predicts and array.shape[2] < VOCABULARY:
+        return ()
+    why = "predicts the tokens of its input" if look.clues.predicts else "one row of scores per token"
+    return (Part(kind="tokens", why=why, form="logits", axis=2, rows=True),)
+
+
+def distribution(look: Look) -> tuple[Part, ...]:
+    """Detect rows that sum to 1 along the last axis or the second one."""
+    array = look.array
+    if array.ndim < 2 or array.min() < 0:
+        return ()
+    for axis in dict.fromkeys((array.ndim - 1, 1)):
+        if array.shape[axis] < 2 or not np.allclose(array.sum(axis), 1.0, atol=SLACK):
+            continue
+        if array.shape[axis] == math.prod(array.shape[1:]):
+            return (Part(kind="classes", why="rows sum to 1", form="probabilities", axis=axis, rows=True),)
+        return (_dense(array, axis, "rows sum to 1", "probabilities"),)
+    return ()
+
+
+def _dense(array: Floats, axis: int, why: str, form: Form) -> Part:
+    """Return a part with a distribution at each of many positions; the class of most positions is ignored."""
+    means = probabilities(np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]), form).mean(axis=0)
+    dominant = int(means.argmax()) if means.max() > OFTEN else None
+    return Part(kind="scores", why=why, form=form, axis=axis, rows=True, dominant=dominant)
+
+
+def _vectors(look: Look) -> tuple[Part, ...]:
+    """Detect one vector per token."""
+    array, ids = look.array, look.clues.ids
+    if array.ndim != 3 or "logit" in look.words:
+        return ()
+    tokens = (ids is not None and array.shape[1] == ids[1] and array.shape[2] > VECTOR) or FEATURES.search(look.words)
+    return (Part(kind="embedding", why="one vector per token", axis=2),) if tokens else ()
+
+
+def _in_range(look: Look) -> tuple[Part, ...]:
+    """Detect numbers in 0..1: scores, an image, or boxes in relative coordinates beside scores."""
+    array = look.array
+    if not in_unit(array):
+        return ()
+    scores = Part(kind="scores", why="in 0..1", form="probabilities")
+    if SCORES.search(look.words):
+        return (scores,)
+    undecided = np.mean((array > DECIDED) & (array < 1 - DECIDED)) > OFTEN
+    if sum(size >= SIDE for size in array.shape[1:]) >= 2 and undecided:
+        return (Part(kind="values", why="an image: in 0..1, mostly in between"),)
+    axis = _columns(array) if array.ndim == 3 else None
+    if axis is not None and BOX < array.shape[axis] <= WIDE:
+        columns = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+        boxes = np.median(columns[:, :BOX], axis=0)
+        if ((boxes > QUIET) & (boxes < 1 - QUIET)).all() and np.median(columns[:, BOX:]) < QUIET:
+            return _split(columns, axis, range(BOX), range(BOX, array.shape[axis]))
+    return (scores,)
+
+
+def _mixed(look: Look) -> tuple[Part, ...]:
+    """Detect a list of detections: columns in 0..1 beside others, such as four of a box and one per class."""
+    array = look.array
+    if array.ndim != 3:
+        return ()
+    for axis in sorted((1, 2), key=lambda axis: array.shape[axis]):
+        count = array.shape[axis]
+        if not BOX < count <= WIDE or array.shape[3 - axis] <= BOX:
+            continue
+        columns = np.moveaxis(array, axis, -1).reshape(-1, count)
+        scores = (columns.min(axis=0) >= 0) & (columns.max(axis=0) <= 1) & (columns.max(axis=0) > 0)
+        if scores[BOX] and not scores[:BOX].all():
+            return _split(columns, axis, np.flatnonzero(~scores).tolist(), np.flatnonzero(scores).tolist())
+    return ()
+
+
+def _split(columns: Floats, axis: int, values: Sequence[int], scores: Sequence[int]) -> tuple[Part, ...]:
+    gate = 0 if _gates(columns[:, scores]) else None
+    return (
+        Part(kind="scores", why="columns in 0..1", form="probabilities", columns=tuple(scores), gate=gate, axis=axis),
+        Part(kind="values", why="the other columns", columns=tuple(values), axis=axis),
+    )
+
+
+def _gates(scores: Floats) -> bool:
+    """Return True if the first column of scores (positions, columns) says if there is anything, as objectness does.
+
+    Where it is high, another column is high, too; of classes only one is.
+    """
+    high = scores[:, 0] > FOUND
+    return bool(scores.shape[1] > 1 and high.any() and np.mean(scores[high, 1:].max(axis=1) > FOUND) > OFTEN)
+
+
+def _columns(array: Floats) -> int | None:
+    """Return the axis that counts classes or columns: the smaller one of the second and the last."""
+    if array.ndim < 3:
+        return None
+    axis = min((array.ndim - 1, 1), key=lambda axis: array.shape[axis])
+    return axis if array.shape[axis] <= WIDE else None
+
+
+def _scores(look: Look) -> tuple[Part, ...]:
+    """Detect raw scores of many positions: by name, or because one class stands out at most positions."""
+    array = look.array
+    axis = array.ndim - 1 if array.ndim == 3 else _columns(array)
+    named = bool(SCORES.search(look.words))
+    if not named and (array.ndim == 3 or axis is None or not 1 < array.shape[axis] <= CLASSES):
+        return ()
+    why = "named as scores" if named else "one class stands out at most positions"
+    if axis is None or array.shape[axis] == 1:
+        return (Part(kind="scores", why=why, form="binary"),)
+    if not named and probabilities(np.moveaxis(array, axis, -1), "logits").max(axis=-1).mean() < CLEAR:
+        return ()
+    if np.median(array) < -1 and np.mean(array.max(axis=axis) > 0) < OFTEN:
+        return (Part(kind="scores", why=f"{why}, and no class at most positions", form="binary"),)
+    return (_dense(array, axis, why, "logits"),)
+
+
+def _lines(look: Look) -> tuple[Part, ...]:
+    """Detect raw scores of letters or words: at most positions one column stands out far, and not always the same."""
+    array = look.array
+    rows, axes = array.reshape(-1, array.shape[-1]), sum(size > 1 for size in array.shape[1:-1])
+    if axes > 1 or array.ndim < 3 or array.min() >= 0 or np.median(rows.std(axis=1)) > LOUD:  # a spectrum, a wave
+        return ()
+    several = len(np.unique(rows.argmax(axis=1))) > FEW  # vectors may have a few large columns
+    far = rows.max(axis=1) - rows.mean(axis=1) > OUT * rows.std(axis=1)
+    clear = np.mean(far & (probabilities(rows, "logits").max(axis=1) > OFTEN)) > OFTEN
+    return (_dense(array, array.ndim - 1, "one of many columns stands out", "logits"),) if several and clear else ()
+
+
+def _rare(look: Look) -> tuple[Part, ...]:
+    """Detect logits of something rare: nearly all numbers far below 0, a few above."""
+    chances = probabilities(look.array, "binary")
+    sure = np.mean((chances < DECIDED) | (chances > 1 - DECIDED))
+    if np.median(look.array) < -1 and sure > 1 - DECIDED and 0 < np.mean(look.array > 0) < RARE:
+        return (Part(kind="scores", why="mostly far below 0, with some above", form="binary"),)
+    return ()
+
+
+POSITIONS: tuple[Rule, ...] = (places, _vectors, _in_range, _mixed, _lines, _scores, _rare)

@@ -1,0 +1,99 @@
+"""Rules for outputs with one row of numbers, or one number, per sample."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrail.fidelity.kinds.part import (
+    BOX,
+    FEATURES,
+    FEW,
+    LOUD,
+    SCORES,
+    SLACK,
+    Look,
+    Part,
+    Rule,
+    in_unit,
+    places,
+    probabilities,
+)
+
+SHARP = 0.2  # least mean of the highest probability for many columns to count as class scores
+FLAT = 0.1  # share of the way from equal probabilities to a certain class below which a softmax is flat
+SEEN = 8  # least samples for the test for one common pattern
+EQUAL = 1e-6  # most variance between samples, as a share of the energy, of values that do not differ
+PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
+
+
+def _row_in_range(look: Look) -> tuple[Part, ...]:
+    if not in_unit(look.array):
+        return ()
+    kind = "classes" if look.rows.shape[1] == 1 else "scores"
+    return (Part(kind=kind, why="in 0..1", form="probabilities"),)
+
+
+def _one_number(look: Look) -> tuple[Part, ...]:
+    if look.rows.shape[1] > 1:
+        return ()
+    if SCORES.search(look.words) and look.array.min() <= 0:  # logits are below 0, too, ratings are not
+        return (Part(kind="classes", why="named as a score", form="binary"),)
+    return (_differing(look, "one number"),)
+
+
+def _features(look: Look) -> tuple[Part, ...]:
+    if FEATURES.search(look.words) and look.rows.shape[1] > 1:
+        return (Part(kind="embedding", why="named as features"),)
+    lengths = np.linalg.norm(look.rows, axis=1)
+    if look.rows.shape[1] > BOX and np.allclose(lengths, 1.0, atol=SLACK):
+        return (Part(kind="embedding", why="rows of length 1"),)
+    return ()
+
+
+def _pattern(look: Look) -> tuple[Part, ...]:
+    """Detect rows that hardly differ from their mean, such as points of a face; class scores differ."""
+    rows = look.rows
+    if len(rows) < SEEN or look.clues.synthetic or SCORES.search(look.words):
+        return ()
+    inside = np.square(rows - rows.mean(axis=0)).sum()
+    if len(np.unique(rows.argmax(axis=1))) > 1 and inside >= PATTERN * np.square(rows - rows.mean()).sum():
+        return ()
+    return (_differing(look, "the same pattern in all samples"),)
+
+
+def _differing(look: Look, why: str) -> Part:
+    """Return a part with values whose mean over the samples says nothing, such as ages or ratings.
+
+    It is not subtracted if the samples are few or random, or if the values hardly differ from it.
+    """
+    array = look.array
+    mean = array.mean(axis=0)
+    some = len(array) >= SEEN and not look.clues.synthetic
+    differ = some and np.square(array - mean).sum() > EQUAL * np.square(array).sum()
+    return Part(kind="values", why=why, center=mean if differ else None)
+
+
+def _positive(look: Look) -> tuple[Part, ...]:
+    """Detect rows of numbers above 0, such as ratings: of logits some are below, since their mean stays near 0."""
+    if look.array.min() <= 0:
+        return ()
+    if look.rows.shape[1] <= FEW:
+        return (_differing(look, "a few numbers, all above 0"),)
+    named = SCORES.search(look.words)
+    return () if named else (Part(kind="embedding", why="one row of many numbers, all above 0"),)
+
+
+def _class_row(look: Look) -> tuple[Part, ...]:
+    named, columns = bool(SCORES.search(look.words)), look.rows.shape[1]
+    few, equal = columns <= FEW, 1 / columns
+    least = equal + FLAT * (1 - equal) if few else SHARP
+    loud = not few and np.median(look.rows.std(axis=1)) > LOUD
+    if named or (not loud and probabilities(look.rows, "logits").max(axis=1).mean() >= least):
+        why = "named as scores" if named else "one row of scores"
+        return (Part(kind="classes", why=why, form="logits", axis=1, rows=True),)
+    if few:
+        return (Part(kind="values", why="a few numbers, and no class stands out"),)
+    return (Part(kind="embedding", why="one row of many numbers, no class stands out"),)
+
+
+ROW: tuple[Rule, ...] = (places, _features, _row_in_range, _one_number, _pattern, _positive, _class_row)
