@@ -113,16 +113,18 @@ def test_all_samples_share_a_number_without_axes(tmp_path):
     assert [(len(feed["x"]), float(feed["threshold"])) for feed in batches] == [(6, 0.5), (6, 0.5), (6, 0.25)]
 
 
-def test_rows_of_stacked_feeds_are_feeds():
+@pytest.mark.parametrize("x", [rows(4)[:, None], rows(4)], ids=["all stacked", "rows beside a state"])
+def test_rows_of_stacked_feeds_are_feeds(x):
     """Arrays of a model with states have no axis that counts samples, so that feeds are stacked along a new one."""
     signature = (entry(shape=("batch", 3)), entry("state", (2, "batch", 5)), entry("rate", (), np.dtype(np.int64)))
     states = np.arange(40, dtype=np.float32).reshape(4, 2, 1, 5)
-    arrays = {"x": rows(4)[:, None], "state": states, "rate": np.full(4, 16), "labels": np.arange(4)}
+    arrays = {"x": x, "state": states, "rate": np.full(4, 16), "labels": np.arange(4)}
     batches = read(arrays, signature)
     assert batches.samples == len(batches) == 4
     for number, (feed, labels) in enumerate(batches.labelled()):
         assert {name: array.shape for name, array in feed.items()} == {"x": (1, 3), "state": (2, 1, 5), "rate": ()}
         assert (feed["state"] == states[number]).all()
+        assert (feed["x"] == rows(4)[number]).all()
         assert labels.values.tolist() == [number]
     assert any("the first one counts 4 feeds" in note for note in batches.notes)
     assert read({"x": rows(4)[:, None]}, signature[:1]).samples == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,28 +37,41 @@ def gathered(parts: tuple[Part, ...], entry: Input, rows: Ints) -> Array:
 
 
 def unstacked(part: Part, signature: Signature) -> tuple[Part, ...]:
-    """Return the feeds of a part whose arrays all have one axis more than their inputs; any other part as it is.
+    """Return the feeds of a part if arrays have one axis more than their inputs; any other part as it is.
 
-    Models with states, whose axes hold no samples, get their feeds in this way.
+    Models with states, whose axes hold no samples, get their feeds in this way.  Arrays of other inputs, whose first
+    axis counts samples, give one row to each feed.
     """
-    shapes = [] if part.ready else [(part.arrays[entry.name].shape, entry.shape) for entry in signature]
-    more = all(shape and of is not None and agrees(shape[1:], of) for shape, of in shapes)
-    if not more or len({shape[0] for shape, _ in shapes}) != 1:
+    if part.ready:
+        return (part,)
+    arrays = {entry.name: part.arrays[entry.name] for entry in signature}
+    more = {entry.name for entry in signature if _has_one_more(arrays[entry.name].shape, entry)}
+    rows = all(entry.name in more or _counts_samples(arrays[entry.name].shape, entry) for entry in signature)
+    if not more or not rows or len({array.shape[0] for array in arrays.values()}) != 1:
         return (part,)
     count, labels = rows_in(part, signature), part.labels
-    arrays = {entry.name: np.asarray(part.arrays[entry.name]) for entry in signature}
     labels = labels if labels is not None and len(labels.values) == count else None
-    note = f"{part.source}: all arrays have one axis more than the inputs, so the first one counts {count} feeds"
+    who = "all arrays have" if len(more) == len(arrays) else f"{', '.join(map(repr, sorted(more)))} of the arrays have"
+    note = f"{part.source}: {who} one axis more than the inputs, so the first one counts {count} feeds"
+    whole = {name: np.asarray(array) for name, array in arrays.items()}
     return tuple(
         replace(
             part,
-            arrays={name: array[number] for name, array in arrays.items()},
+            arrays={name: array[k] if name in more else array[k : k + 1] for name, array in whole.items()},
             ready=True,
-            notes=() if number else (*part.notes, note),
-            labels=replace(labels, values=labels.values[number : number + 1]) if labels is not None else None,
+            notes=() if k else (*part.notes, note),
+            labels=replace(labels, values=labels.values[k : k + 1]) if labels is not None else None,
         )
-        for number in range(count)
+        for k in range(count)
     )
+
+
+def _has_one_more(shape: Sequence[int], entry: Input) -> bool:
+    return bool(shape) and entry.shape is not None and agrees(shape[1:], entry.shape)
+
+
+def _counts_samples(shape: Sequence[int], entry: Input) -> bool:
+    return bool(shape) and entry.shape is not None and agrees((1, *shape[1:]), entry.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
