@@ -233,6 +233,13 @@ def test_points_of_a_face_and_ratings_count_from_their_mean(a: Array) -> None:
     assert verdict.value == pytest.approx(1, abs=0.1)
 
 
+def test_each_of_a_few_numbers_counts_by_its_own_spread() -> None:
+    """An age beside a rating, of which all that tells samples apart is lost."""
+    a = np.concatenate([40 + normal(1, scale=9), 3 + normal(1, scale=0.2)], axis=1)
+    b = np.concatenate([a[:, :1], np.broadcast_to(a[:, 1:].mean(), (N, 1))], axis=1)
+    assert top("y", a, b).value == pytest.approx(0.5, abs=0.2)
+
+
 def test_embeddings_per_token_without_padding() -> None:
     a, b = normal(6, 80), normal(6, 80)
     mask = np.ones((N, 6), bool)

@@ -43,6 +43,7 @@ class Part:
         rows: True if the entries along `axis` are one distribution.
         dominant: the class of most positions, which is ignored.
         center: the common pattern of values that are similar in all samples; differences from it are measured.
+        units: of the columns, if each has its own: differences are divided by them.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Part:
     rows: bool = False
     dominant: int | None = None
     center: Floats | None = None
+    units: Floats | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

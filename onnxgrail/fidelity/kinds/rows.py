@@ -22,6 +22,7 @@ from onnxgrail.fidelity.kinds.part import (
 SHARP = 0.2  # least mean of the highest probability for many columns to count as class scores
 FLAT = 0.1  # share of the way from equal probabilities to a certain class below which a softmax is flat
 SEEN = 8  # least samples for the test for one common pattern
+ALIKE = 0.01  # least standard deviation of a column, as a share of the largest one
 EQUAL = 1e-6  # most variance between samples, as a share of the energy, of values that do not differ
 PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
 
@@ -64,13 +65,15 @@ def _pattern(look: Look) -> tuple[Part, ...]:
 def _differing(look: Look, why: str) -> Part:
     """Return a part with values whose mean over the samples says nothing, such as ages or ratings.
 
-    It is not subtracted if the samples are few or random, or if the values hardly differ from it.
+    It is not subtracted if the samples are few or random, or if the values hardly differ from it.  A few columns each
+    count by their own standard deviation: one may be an age, another a probability.
     """
     array = look.array
-    mean = array.mean(axis=0)
-    some = len(array) >= SEEN and not look.clues.synthetic
-    differ = some and np.square(array - mean).sum() > EQUAL * np.square(array).sum()
-    return Part(kind="values", why=why, center=mean if differ else None)
+    mean, spread = array.mean(axis=0), array.std(axis=0)
+    if len(array) < SEEN or look.clues.synthetic or np.square(spread).sum() <= EQUAL * np.square(array).mean(0).sum():
+        return Part(kind="values", why=why)
+    units = np.maximum(spread, ALIKE * spread.max()) if look.rows.shape[1] <= FEW else None
+    return Part(kind="values", why=why, center=mean, units=units)
 
 
 def _positive(look: Look) -> tuple[Part, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxgrail.core import Floats
-from onnxgrail.fidelity.kinds.part import FEW, Part
+from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.measures.measure import Batch, Measure
 from onnxgrail.fidelity.measures.scores import CLASSES, FAINT, HIGHEST, SCORES, SEQUENCES, TOKENS, active
 from onnxgrail.fidelity.measures.values import BOXES, CENTERED, EMBEDDING, LABELS, NUMBERS, UNREAD, VALUES
@@ -39,7 +39,7 @@ def measure_of(part: Part, table: Floats) -> Measure:
     if measure is SCORES and not table[:, 3:5].any():
         return HIGHEST
     if measure is VALUES and part.center is not None:
-        return NUMBERS if part.center.size <= FEW else CENTERED
+        return CENTERED if part.units is None else NUMBERS
     return BOXES if measure is VALUES and table.shape[1] > 2 else measure
 
 

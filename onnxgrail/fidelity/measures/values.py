@@ -64,14 +64,17 @@ def _squares(batch: Batch) -> Floats:
     if batch.read is not None:
         whole = replace(batch, read=None)
         return np.concatenate([_errors(*batch.compared()), _squares(whole)], axis=1)
-    if batch.part.columns is None and batch.part.center is None:
+    center, units = batch.part.center, batch.part.units
+    if center is not None:
+        each = 1.0 if units is None else units
+        return _errors((batch.a - center) / each, (batch.b - center) / each)
+    if batch.part.columns is None:
         return np.stack([batch.distances.error, batch.distances.energy], axis=1)
-    return _errors(batch.a, batch.b, batch.part.center)
+    return _errors(batch.a, batch.b)
 
 
-def _errors(a: Floats, b: Floats, center: Floats | None = None) -> Floats:
-    inside = a if center is None else a - center
-    return np.stack([np.einsum("ij,ij->i", v, v) for v in (flat(a - b), flat(inside))], axis=1)
+def _errors(a: Floats, b: Floats) -> Floats:
+    return np.stack([np.einsum("ij,ij->i", v, v) for v in (flat(a - b), flat(a))], axis=1)
 
 
 def _nmse(sums: Floats) -> Floats:
