@@ -332,7 +332,7 @@ def test_clues() -> None:
 
 def test_a_part_has_no_hidden_defaults() -> None:
     part = Part(kind="values", why="w")
-    assert (part.form, part.axis, part.columns, part.rows, part.dominant, part.center) == (
+    assert (part.form, part.axis, part.columns, part.rows, part.dominant, part.center, part.units) == (
         *("values", None, None),
-        *(False, None, None),
+        *(False, None, None, None),
     )

@@ -27,6 +27,15 @@ EQUAL = 1e-6  # most variance between samples, as a share of the energy, of valu
 PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
 
 
+def _features(look: Look) -> tuple[Part, ...]:
+    if FEATURES.search(look.words) and look.rows.shape[1] > 1:
+        return (Part(kind="embedding", why="named as features"),)
+    lengths = np.linalg.norm(look.rows, axis=1)
+    if look.rows.shape[1] > BOX and np.allclose(lengths, 1.0, atol=SLACK):
+        return (Part(kind="embedding", why="rows of length 1"),)
+    return ()
+
+
 def _row_in_range(look: Look) -> tuple[Part, ...]:
     if not in_unit(look.array):
         return ()
@@ -40,15 +49,6 @@ def _one_number(look: Look) -> tuple[Part, ...]:
     if SCORES.search(look.words) and look.array.min() <= 0:  # logits are below 0, too, ratings are not
         return (Part(kind="classes", why="named as a score", form="binary"),)
     return (_differing(look, "one number"),)
-
-
-def _features(look: Look) -> tuple[Part, ...]:
-    if FEATURES.search(look.words) and look.rows.shape[1] > 1:
-        return (Part(kind="embedding", why="named as features"),)
-    lengths = np.linalg.norm(look.rows, axis=1)
-    if look.rows.shape[1] > BOX and np.allclose(lengths, 1.0, atol=SLACK):
-        return (Part(kind="embedding", why="rows of length 1"),)
-    return ()
 
 
 def _pattern(look: Look) -> tuple[Part, ...]:
