@@ -101,6 +101,13 @@ def test_ready_feeds_are_passed_as_they_are(signature, arrays):
         np.testing.assert_array_equal(feeds[0][name], array)
 
 
+def test_arrays_of_other_lengths_are_explained_if_the_model_does_not_run():
+    signature = (entry(shape=("batch", 3)), entry("state", (2, "batch", 5)))
+    batches = read({"x": rows(4), "state": np.zeros((2, 1, 5), np.float32)}, signature)
+    assert "differ ('x' 4, 'state' 2), so they were passed as one feed" in batches.hint
+    assert read({"x": rows(4), "state": np.zeros((4, 2, 1, 5), np.float32)}, signature).hint == ""
+
+
 def test_all_samples_share_a_number_without_axes(tmp_path):
     signature = (entry("threshold", ()), entry())
     batches = read({"x": rows(20), "threshold": np.float32(0.5)}, signature, batch_size=8)

@@ -192,7 +192,20 @@ def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, l
         notes.append(
             f"{label}: feeds are passed as they are, so {total} samples are used where {samples} were asked for"
         )
-    return Batches(feeds=tuple(feeds), samples=total, source=label, notes=_unique(notes))
+    hint = next(filter(None, (_one_feed(part, signature) for part in parts)), "")
+    return Batches(feeds=tuple(feeds), samples=total, source=label, notes=_unique(notes), hint=hint)
+
+
+def _one_feed(part: Part, signature: Signature) -> str:
+    """Return advice for the case that the model does not run on arrays whose first axes differ."""
+    lengths = {name: array.shape[0] for name, array in part.arrays.items() if array.ndim}
+    if part.ready or len(set(lengths.values())) < 2:
+        return ""
+    told = ", ".join(f"{entry.name!r} {lengths[entry.name]}" for entry in signature if entry.name in lengths)
+    return (
+        f"The first axes of the arrays differ ({told}), so they were passed as one feed. For several feeds, give every "
+        "array one row per sample; for an input that has no axis of samples, stack arrays along a new one"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
