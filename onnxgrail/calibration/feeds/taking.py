@@ -45,8 +45,8 @@ def unstacked(part: Part, signature: Signature) -> tuple[Part, ...]:
     if part.ready:
         return (part,)
     arrays = {entry.name: part.arrays[entry.name] for entry in signature}
-    more = {entry.name for entry in signature if _has_one_more(arrays[entry.name].shape, entry)}
-    rows = all(entry.name in more or _counts_samples(arrays[entry.name].shape, entry) for entry in signature)
+    more = {entry.name for entry in signature if _fits(arrays[entry.name].shape, entry, ())}
+    rows = all(entry.name in more or _fits(arrays[entry.name].shape, entry, (1,)) for entry in signature)
     if not more or not rows or len({array.shape[0] for array in arrays.values()}) != 1:
         return (part,)
     count, labels = rows_in(part, signature), part.labels
@@ -66,12 +66,9 @@ def unstacked(part: Part, signature: Signature) -> tuple[Part, ...]:
     )
 
 
-def _has_one_more(shape: Sequence[int], entry: Input) -> bool:
-    return bool(shape) and entry.shape is not None and agrees(shape[1:], entry.shape)
-
-
-def _counts_samples(shape: Sequence[int], entry: Input) -> bool:
-    return bool(shape) and entry.shape is not None and agrees((1, *shape[1:]), entry.shape)
+def _fits(shape: Sequence[int], entry: Input, first: tuple[int, ...]) -> bool:
+    """Return True if an array fits an input once its first axis is replaced by other sizes."""
+    return bool(shape) and entry.shape is not None and agrees((*first, *shape[1:]), entry.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

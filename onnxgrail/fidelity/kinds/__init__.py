@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxgrail.core import Array
 from onnxgrail.fidelity.clues import Clues
-from onnxgrail.fidelity.kinds.part import FEW, Look, Part
+from onnxgrail.fidelity.kinds.part import BOXES, FEW, Look, Part
 from onnxgrail.fidelity.kinds.positions import POSITIONS, distribution, tokens
 from onnxgrail.fidelity.kinds.rows import ROW
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
@@ -38,7 +38,7 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
         return (Part(kind="values", why="no values"),)
     array = np.where(finite, array, array.min(where=finite, initial=np.inf))
     look = Look(words=name.lower(), array=array, clues=clues)
-    for rule in (tokens, distribution, *(ROW if _is_row(array.shape) else POSITIONS)):
+    for rule in (tokens, distribution, _places, *(ROW if _is_row(array.shape) else POSITIONS)):
         parts = rule(look)
         if parts:
             return parts
@@ -49,3 +49,8 @@ def _is_row(shape: tuple[int, ...]) -> bool:
     """Return True if a sample is one row of numbers, or one number."""
     wide = sum(size > 1 for size in shape[1:])
     return wide == 0 or (wide == 1 and len(shape) != 3)  # (N, positions, 1) is a list of positions
+
+
+def _places(look: Look) -> tuple[Part, ...]:
+    """Detect places, sizes and waves by name."""
+    return (Part(kind="values", why="named as places or sizes"),) if BOXES.search(look.words) else ()

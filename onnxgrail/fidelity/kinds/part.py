@@ -88,8 +88,3 @@ def probabilities(values: Floats, form: Form) -> Floats:
 def in_unit(array: Floats) -> bool:
     """Return True if all numbers are in 0..1, and not all are 0."""
     return bool(array.min() >= 0 and 0 < array.max() <= 1 + 1e-6)
-
-
-def places(look: Look) -> tuple[Part, ...]:
-    """Detect places, sizes and waves by name."""
-    return (Part(kind="values", why="named as places or sizes"),) if BOXES.search(look.words) else ()

@@ -20,7 +20,6 @@ from onnxgrail.fidelity.kinds.part import (
     Part,
     Rule,
     in_unit,
-    places,
     probabilities,
 )
 
@@ -75,8 +74,8 @@ def _vectors(look: Look) -> tuple[Part, ...]:
     array, ids = look.array, look.clues.ids
     if array.ndim != 3 or "logit" in look.words:
         return ()
-    tokens = (ids is not None and array.shape[1] == ids[1] and array.shape[2] > VECTOR) or FEATURES.search(look.words)
-    return (Part(kind="embedding", why="one vector per token", axis=2),) if tokens else ()
+    one_each = (ids is not None and array.shape[1] == ids[1] and array.shape[2] > VECTOR) or FEATURES.search(look.words)
+    return (Part(kind="embedding", why="one vector per token", axis=2),) if one_each else ()
 
 
 def _in_range(look: Look) -> tuple[Part, ...]:
@@ -178,4 +177,4 @@ def _rare(look: Look) -> tuple[Part, ...]:
     return ()
 
 
-POSITIONS: tuple[Rule, ...] = (places, _vectors, _in_range, _mixed, _lines, _scores, _rare)
+POSITIONS: tuple[Rule, ...] = (_vectors, _in_range, _mixed, _lines, _scores, _rare)

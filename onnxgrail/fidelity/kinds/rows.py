@@ -15,7 +15,6 @@ from onnxgrail.fidelity.kinds.part import (
     Part,
     Rule,
     in_unit,
-    places,
     probabilities,
 )
 
@@ -99,4 +98,4 @@ def _class_row(look: Look) -> tuple[Part, ...]:
     return (Part(kind="embedding", why="one row of many numbers, no class stands out"),)
 
 
-ROW: tuple[Rule, ...] = (places, _features, _row_in_range, _one_number, _pattern, _positive, _class_row)
+ROW: tuple[Rule, ...] = (_features, _row_in_range, _one_number, _pattern, _positive, _class_row)
