@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from onnxgrail.calibration.judge import Judge
+from onnxgrail.calibration.judge import Judge, Opened
+from onnxgrail.fidelity.loss import Loss
 
 Watch = Callable[[int], None]
 
 
 def _watched(monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
     """Call a function before every judgment, with the number of models."""
-    whole, tail = Judge.loss, Judge.loss_of
-    monkeypatch.setattr(Judge, "loss", lambda judge, *c: (watch(len(c)), whole(judge, *c))[1])
-    monkeypatch.setattr(Judge, "loss_of", lambda judge, *c: (watch(1), tail(judge, *c))[1])
+    found = Judge.loss_of
+
+    def loss_of(judge: Judge, answers: Iterable[Opened], samples: tuple[int, ...], limit: float = math.inf) -> Loss:
+        some = list(answers)
+        watch(len(some))
+        return found(judge, some, samples, limit)
+
+    monkeypatch.setattr(Judge, "loss_of", loss_of)
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -21,7 +23,7 @@ from onnxgrail.core import Array, Feed, Floats, Labels
 from onnxgrail.errors import DataError
 from onnxgrail.fidelity import Tally
 from onnxgrail.fidelity.kinds.part import Part
-from onnxgrail.fidelity.loss import Loss, worst_loss
+from onnxgrail.fidelity.loss import Loss, beyond, worst_loss
 from onnxgrail.graph.cuts.scored import chosen_by, scored
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.io.serial import pack
@@ -51,17 +53,21 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """Outputs of a candidate that is run elsewhere.
+    """Outputs of a candidate.
 
     Attributes:
-        numbers: of the feeds.
-        outputs: for each of these feeds, those of the tensors of `Judge.read` that may differ from the original's.
+        numbers: of the feeds that judge it.
+        run: yields the outputs for each of these feeds; those that do not differ from the original's may lack.
         ports: inputs and outputs that the candidate has narrower.
     """
 
     numbers: Sequence[int]
-    outputs: Iterable[Mapping[str, Array]]
+    run: Callable[[Iterator[Feed]], Iterator[Mapping[str, Array]]]
     ports: Sequence[Port]
+
+
+Opened = AbstractContextManager[Answers]
+"""Gives the outputs of a candidate as long as it is open."""
 
 
 class Judge:
@@ -119,27 +125,39 @@ class Judge:
             reference, labels = self._originals([number for _, numbers in candidates for number in numbers])
             outputs = [feed for slim, numbers in candidates for feed in self._outputs(slim, numbers)]
             return self._metric.losses(reference, outputs, labels)
-        samples = tuple(number for _, numbers in candidates for number in numbers)
-        tally = self._tally(samples)
-        for slim, numbers in candidates:
-            self._add(tally, slim, numbers)
-        return _worst(tally)
+        answers = (self.running(slim, numbers) for slim, numbers in candidates)
+        return self.loss_of(answers, tuple(number for _, numbers in candidates for number in numbers))
 
-    def loss_of(self, *candidates: Answers) -> Loss:
-        """Return the loss of candidates that are run elsewhere, without the user's function.
+    @contextmanager
+    def running(self, slim: ir.Model, numbers: Sequence[int]) -> Iterator[Answers]:
+        """Give the outputs of a candidate for some feeds; narrower inputs and outputs where both models have them."""
+        ports = between(self._model, slim)
+        seen = slim if self._shown is None else scored(slim) or slim
+        with open_session(pack(seen), self._setup) as session:
+            yield Answers(numbers, lambda feeds: (session.run(fit(feed, ports)) for feed in feeds), ports)
+
+    def loss_of(self, answers: Iterable[Opened], samples: tuple[int, ...], limit: float = math.inf) -> Loss:
+        """Return the loss of the worst output, without the user's function.
 
         Args:
-            *candidates: what they give, with the numbers of the feeds on which each is judged.
+            answers: of candidates, each on some of the feeds; the next ones are opened when these are judged.
+            samples: numbers of all these feeds.
+            limit: if the feeds so far show that the loss exceeds it whatever the others lose, these do not judge.
 
         Raises:
+            ModelError: ONNX Runtime does not run a candidate.
             DataError: no output can be compared.
         """
-        tally = self._tally(tuple(number for one in candidates for number in one.numbers))
-        for one in candidates:
-            for number, fed, found in zip(one.numbers, self._fed(one.numbers), one.outputs, strict=True):
-                wanted = self._wanted(number, fed[0])
-                got = wanted | {output: found[name] for output, name in self.read.items() if name in found}
-                self._comparer.add(tally, fed, wanted, got, one.ports)
+        tally, done = Tally(self._comparer.clues, known=self._known(samples), brief=self._brief), 0
+        for opened in answers:
+            with opened as one:
+                here, there = itertools.tee(self._fed(one.numbers))
+                for number, fed, found in zip(one.numbers, here, one.run(feed for feed, _ in there), strict=True):
+                    wanted = self._wanted(number, fed[0])
+                    self._comparer.add(tally, fed, wanted, {**wanted, **found}, one.ports)
+                done += len(one.numbers)
+            if done < len(samples) and (loss := beyond(tally, limit, done / len(samples))) is not None:
+                return loss
         return _worst(tally)
 
     @property
@@ -150,12 +168,12 @@ class Judge:
     def content(self) -> Floats:
         """Return (feeds,) the content of each feed: its scores above 0.1; 1 each for outputs without scores."""
         numbers = tuple(range(len(self._batches)))
-        tally, rows, nothing = self._tally(numbers), list[dict[str, int]](), np.ones(len(numbers))
+        known, rows, nothing = self._known(numbers), list[dict[str, int]](), np.ones(len(numbers))
+        tally = Tally(self._comparer.clues, known=known, brief=self._brief)
         for number, fed in zip(numbers, self._fed(numbers), strict=True):
             wanted = self._wanted(number, fed[0])
             self._comparer.add(tally, fed, wanted, wanted, ())
             rows.append({name: len(np.atleast_1d(value)) for name, value in wanted.items()})
-            known = self._parts[numbers]
             if known.keys() >= wanted.keys() and all(p.kind != "scores" for parts in known.values() for p in parts):
                 return nothing
         found = np.zeros(len(rows))
@@ -167,6 +185,11 @@ class Judge:
                     found += np.add.reduceat(sums, starts[:-1]) / sums.mean()
         return found if found.any() else nothing
 
+    def named(self, tensors: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
+        """Yield the tensors of `read` by the names of the outputs, as far as there are any."""
+        for found in tensors:
+            yield {output: found[name] for output, name in self.read.items() if name in found}
+
     @functools.cached_property
     def read(self) -> Mapping[str, str]:
         """Return the tensors of the model that are compared, by the name of the output."""
@@ -174,8 +197,9 @@ class Judge:
             return {value.name or "": value.name or "" for value in self._model.graph.outputs}
         return {value.name or "": chosen_by(value) for value in self._shown.graph.outputs}
 
-    def _tally(self, samples: tuple[int, ...]) -> Tally:
-        return Tally(self._comparer.clues, known=self._parts.setdefault(samples, {}), brief=self._brief)
+    def _known(self, samples: tuple[int, ...]) -> dict[str, tuple[Part, ...]]:
+        """Return the content of the outputs for some feeds as far as it is known."""
+        return self._parts.setdefault(samples, {})
 
     def _originals(self, numbers: Sequence[int]) -> tuple[list[Feed], list[Labels | None]]:
         """Return the original's outputs for some feeds, and the labels of their samples."""
@@ -193,15 +217,6 @@ class Judge:
     def _fed(self, numbers: Sequence[int]) -> Iterator[Fed]:
         """Yield some feeds with the labels of their samples."""
         return self.some(numbers).labelled()
-
-    def _add(self, tally: Tally, slim: ir.Model, numbers: Sequence[int]) -> None:
-        """Compare a candidate with the original on some feeds; narrower inputs and outputs where both have them."""
-        ports = between(self._model, slim)
-        seen = slim if self._shown is None else scored(slim) or slim
-        with open_session(pack(seen), self._setup) as session:
-            for number, fed in zip(numbers, self._fed(numbers), strict=True):
-                wanted, got = self._wanted(number, fed[0]), session.run(fit(fed[0], ports))
-                self._comparer.add(tally, fed, wanted, got, ports)
 
     def _wanted(self, number: int, feed: Feed) -> dict[str, Array]:
         """Return the original's outputs for a feed."""

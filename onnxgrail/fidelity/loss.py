@@ -27,6 +27,7 @@ __all__ = ["AGREES", "Agreement", "Loss", "losses_of", "upper_bound", "worst_los
 AGREES = 0.98  # of counted things, at a loss of 1 %
 RELATIVE = "relative perplexity, exp(KL) - 1"
 MOST = 10**9  # more samples than this settle nothing
+SURE = 2.0  # other samples halve the bound of half of the samples in one case of 200, also if few lose much
 FINER = (2.0, 5.0)  # times as many numbers as the next level of a pyramid, whose sides are half as long, rounded up
 
 
@@ -107,17 +108,42 @@ def losses_of(tally: Tally) -> tuple[Loss, ...]:
     which none is above 0.1 in any sample, and boxes beside them, count only if there are no others.  Labels that are
     equal on all samples prove little; where there are no other outputs, their bound says so.
     """
+    tables, _ = _judged(tally)
+    alone = all(measure_of(table.part, table.sums).stepped for table in tables)
+    return tuple(sorted((_loss(table, alone=alone) for table in tables), key=_badness, reverse=True))
+
+
+def _judged(tally: Tally) -> tuple[list[Table], bool]:
+    """Return the tables that count, and True if these also count when more samples follow."""
     tables = list(_pooled(tally.tables()))
     others = [table for table in tables if table.part.kind != "state"]
     known = [table for table in others if not unread(table.part, table.sums)]
-    judged = known or others or tables
-    alone = all(measure_of(table.part, table.sums).stepped for table in judged)
-    return tuple(sorted((_loss(table, alone=alone) for table in judged), key=_badness, reverse=True))
+    return known or others or tables, bool(known)
 
 
 def worst_loss(tally: Tally) -> Loss | None:
     """Return the loss of the output that decides: the one with the largest bound. None if nothing is comparable."""
     return next(iter(losses_of(tally)), None)
+
+
+def beyond(tally: Tally, limit: float, share: float) -> Loss | None:
+    """Return the worst loss of the first samples if they show that the bound of all samples exceeds a limit.
+
+    They do if their bound exceeds `SURE` times the limit even if the others lose nothing.
+
+    Args:
+        tally: of the first samples.
+        limit: of the bound.
+        share: of all samples that these are.
+
+    Returns:
+        None if the first samples do not show it, also as long as the content of an output is not known.
+    """
+    if SURE * limit >= 1 or not tally.known.keys() >= tally.sums.keys() or not _judged(tally)[1]:
+        return None
+    worst = losses_of(tally)[0]
+    others = round(len(worst.values) * (1 / share - 1))
+    return worst if upper_bound(np.pad(worst.values, (0, others)), most=1.0) > SURE * limit else None
 
 
 def _pooled(tables: Sequence[Table]) -> Iterator[Table]:

@@ -5,8 +5,10 @@ Held-out samples judge, or, if the data are too few to hold some back, two halve
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -37,7 +39,10 @@ Settle = Callable[[Prepared, Mapping[str, int]], Ledger]
 """Decides and fits a model at given widths."""
 Rounds = Callable[[Prepared, ir.Model, Ledger, Bits], ir.Model]
 """Rounds the weights of a model that some decisions narrowed."""
-JUDGED: Codec[Judged] = Codec(lambda judged: Record(notes=asdict(judged)), lambda record: Judged(**record.notes))
+JUDGED: Codec[tuple[Judged, bool]] = Codec(
+    lambda found: Record(notes={"loss": asdict(found[0]), "backward": found[1]}),
+    lambda record: (Judged(**record.notes["loss"]), bool(record.notes["backward"])),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -99,9 +104,9 @@ class Task:
         """Return a candidate of which all is decided."""
         return Made(lambda: narrowed(self.search.prepared, ledger), ledger)
 
-    def loss(self, judge: Judge, *fits: Fit) -> Loss:
-        """Return the loss of candidates, each on the feeds of some numbers."""
-        return loss_of_fits(self.search, self.beginnings, judge, fits)
+    def loss(self, judge: Judge, *fits: Fit, limit: float = math.inf) -> Loss:
+        """Return the loss of candidates, each on the feeds of some numbers; for `limit` see `loss_of_fits`."""
+        return loss_of_fits(self.search, self.beginnings, judge, fits, limit)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +129,7 @@ class Candidates:
         self._batches, self._folds = folds_of(task.search.prepared)
         self._stack = ExitStack()
         self.crossed = len(self._folds) > 1
+        self._backward = False
 
     def __enter__(self) -> Self:
         self._judge = self._stack.enter_context(_judge(self._task, self._batches))
@@ -134,13 +140,29 @@ class Candidates:
     ) -> None:
         self._stack.close()
 
-    def loss(self, widths: Widths) -> Judged:
-        """Return the loss of a candidate; one that an earlier run has judged is not judged again."""
-        return self._task.search.job.steps.alone().once(f"loss {key_of(widths)}", lambda: self._judged(widths), JUDGED)
+    def loss(self, widths: Widths, *, whole: bool = False) -> Judged:
+        """Return the loss of a candidate; one that an earlier run has judged is not judged again.
 
-    def _judged(self, widths: Widths) -> Judged:
-        fits = [(self._task.made(fold.fitted, widths), fold.judges) for fold in self._folds]
-        return told(self._task.loss(self._judge, *fits))
+        Args:
+            widths: of the candidate.
+            whole: judge on all samples, also if the fit to one half alone shows that the limit is exceeded.
+        """
+        made = functools.partial(self._judged, widths, math.inf if whole else self._task.limit)
+        loss, self._backward = self._task.search.job.steps.alone().once(f"loss {key_of(widths)}", made, JUDGED)
+        return loss
+
+    def _judged(self, widths: Widths, limit: float) -> tuple[Judged, bool]:
+        """Return the loss of a candidate, and True if the last fold lost more than the first one.
+
+        That fold judges the next candidate first: where few samples lose much, they are the same in many candidates.
+        """
+        folds = self._folds[::-1] if self._backward else self._folds
+        fits = [(functools.partial(self._task.made, fold.fitted, widths), fold.judges) for fold in folds]
+        loss = self._task.loss(self._judge, *fits, limit=limit)
+        backward, first = self._backward, len(folds[0].judges) * self._batches.samples // len(self._batches)
+        if len(loss.values) == self._batches.samples and len(folds) > 1:
+            backward ^= bool(loss.values[first:].mean() > loss.values[:first].mean())
+        return told(loss), backward
 
 
 def _judge(task: Task, batches: Batches) -> Judge:

@@ -58,7 +58,9 @@ def spots_of(task: Task, count: int) -> tuple[tuple[Spot, ...], bool]:
             widths = path.widths(steps)
             tick()
             blocks, bits = split(widths)
-            return Spot(widths=blocks, bits=bits, predicted=path.loss(steps), loss=candidates.loss(widths))
+            return Spot(
+                widths=blocks, bits=bits, predicted=path.loss(steps), loss=candidates.loss(widths, whole=steps == 1)
+            )
 
         def bound(path: Path, steps: int) -> float:
             return judged(path, steps).loss.bound

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -14,16 +15,16 @@ from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
 from onnxgrail.allocation.losses import Way, evidence
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import chosen, part_of, spread
-from onnxgrail.calibration.judge import Answers, Judge
+from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.metric import Metric
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Change, Floats, View
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.rewrite import weights
-from onnxgrail.graph.rewrite.interface import changed
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import Codec, Record
+from onnxgrail.search.begun import recorded
 from onnxgrail.search.bits import harms_of_bits, split, step_of
 from onnxgrail.search.candidates import Settle, Task, folds_of, key_of
 from onnxgrail.search.harms import Harm, Near, Tried, harm_from, harm_of, power_of
@@ -128,7 +129,9 @@ def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Fl
     with _judge(task, parts.batches, prepared.metric) as judge:
 
         def losses(widths: Widths) -> Floats:
-            return np.asarray(task.loss(judge, (task.made(parts.fitted, widths), parts.judges)).values, np.float64)
+            return np.asarray(
+                task.loss(judge, (lambda: task.made(parts.fitted, widths), parts.judges)).values, np.float64
+            )
 
         found = []
         for widths in candidates:
@@ -147,6 +150,7 @@ def _alone(task: Task, content: Content, tick: Tick) -> list[Harm]:
     ladders = {ladder.name: ladder for ladder in search.ladders}
     nothing = weights.empty(prepared.survey)
     part = replace(prepared, batches=_some(prepared, len(ladders), task.near, content))
+    every = tuple(range(len(part.batches)))
     with (
         _judge(task, part.batches) as judge,
         stream_of(part, search.recipe) as stream,
@@ -154,9 +158,7 @@ def _alone(task: Task, content: Content, tick: Tick) -> list[Harm]:
 
         def trial(change: Change) -> Tried:
             ledger = weights.record(change, prepared.model, prepared.survey, nothing)
-            ports = changed(prepared.model, prepared.survey, ledger.dead)
-            names = stream.after(judge.read.values())
-            loss = judge.loss_of(Answers(range(len(part.batches)), stream.record(names, ledger), ports))
+            loss = judge.loss_of([nullcontext(recorded(part, judge, stream, ledger, every))], every)
             return loss.mean, loss.kind
 
         def read(view: View) -> Harm:
@@ -212,7 +214,9 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: Parts, tic
         def left(block: str, width: int) -> float:
             def share() -> float:
                 ledgers = (settle(parts.fitted, full | {block: width}) for settle in (task.settle, decide))
-                after, before = (task.loss(judge, (task.decided(one), parts.judges)).mean for one in ledgers)
+                after, before = (
+                    task.loss(judge, (functools.partial(task.decided, one), parts.judges)).mean for one in ledgers
+                )
                 return after / before if before > 0 else 1.0
 
             found = steps.once(f"fitted {block}", share, SHARED)

@@ -49,7 +49,7 @@ def within(task: Task) -> tuple[Widths, Found]:
             if (known := tried.get(key_of(widths))) is not None:
                 return known.loss.bound
             narrows |= task.search.narrows(split(widths)[0])
-            loss = candidates.loss(widths)
+            loss = candidates.loss(widths, whole=steps <= 1)  # an error tells these
             if steps == 1:
                 smallest.append((path.steps[0], loss))
             one = Candidate(steps=steps, cost=path.cost(steps), predicted=path.loss(steps), loss=loss)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from onnxgrail.calibration.feeds.judging import part_of
-from onnxgrail.calibration.judge import Answers, Judge
+from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.stream.beginnings import Beginnings
 from onnxgrail.calibration.stream.cache import Beginning
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.graph.cuts.reach import first_change
 from onnxgrail.graph.rewrite import weights
-from onnxgrail.graph.rewrite.interface import changed
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.choosing import Run
 from onnxgrail.narrowing.grail import settle
+from onnxgrail.search.begun import recorded
 from tests.unit.test_shared_runs import RECIPE, halved, of_convolutions, of_early_outputs, of_mlps
 
 MUCH = 2**30
@@ -42,12 +43,12 @@ def test_candidates_that_begin_at_a_cut_lose_what_the_whole_model_loses(make: Ca
     place = beginnings(prepared).before(prepared.batches, first)
     assert place is not None
     assert 0 < place.position <= first
-    every, ports = range(len(prepared.batches)), changed(prepared.model, prepared.survey, ledger.dead)
+    every = tuple(range(len(prepared.batches)))
     with (
         Judge(prepared.model, prepared.batches, RECIPE.providers) as judge,
         stream_of(prepared, RECIPE, beginning=place) as stream,
     ):
-        tail = judge.loss_of(Answers(every, stream.record(stream.after(judge.read.values()), ledger), ports))
+        tail = judge.loss_of([nullcontext(recorded(prepared, judge, stream, ledger, every))], every)
         whole = judge.loss((narrowed(prepared, ledger), every))
     assert whole.mean > 0
     np.testing.assert_allclose(tail.values, whole.values, rtol=1e-3, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
-from onnxgrail.calibration.judge import Answers, Judge, Outputs
+from onnxgrail.calibration.judge import Judge, Outputs
 from onnxgrail.calibration.metric import Metric
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.prepared import Prepared, narrowed
@@ -19,13 +20,13 @@ from onnxgrail.calibration.runtime.session import Session
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Array, Block, View
 from onnxgrail.graph.rewrite import weights
-from onnxgrail.graph.rewrite.interface import changed
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.choosing import Run
 from onnxgrail.narrowing.grail import settle
 from onnxgrail.narrowing.two_networks import targets_of
 from onnxgrail.options import Recipe
+from onnxgrail.search.begun import recorded
 from tests.tiny import tiny, two_mlps
 
 DATA = {"x": np.random.default_rng(0).standard_normal((64, 12)).astype(np.float32)}
@@ -106,14 +107,13 @@ def halved(prepared: Prepared, block: Block) -> Ledger:
 @pytest.mark.parametrize("make", [of_mlps, of_convolutions, of_labels, of_early_outputs])
 def test_trials_from_the_block_on_lose_what_the_whole_model_loses(make: Callable[[], Prepared]) -> None:
     prepared = make()
-    nothing, every = weights.empty(prepared.survey), range(len(prepared.batches))
+    nothing, every = weights.empty(prepared.survey), tuple(range(len(prepared.batches)))
     blocks = sorted(prepared.survey.blocks, key=lambda block: block.span[0])
     with Judge(prepared.model, prepared.batches, RECIPE.providers) as judge, stream_of(prepared, RECIPE) as stream:
         for block in blocks:
             ledger = halved(prepared, block)
             stream.advance(nothing, block.span[0])
-            ports = changed(prepared.model, prepared.survey, ledger.dead)
-            tail = judge.loss_of(Answers(every, stream.record(stream.after(judge.read.values()), ledger), ports))
+            tail = judge.loss_of([nullcontext(recorded(prepared, judge, stream, ledger, every))], every)
             whole = judge.loss((narrowed(prepared, ledger), every))
             assert tail.kind == whole.kind
             assert whole.mean > 0
