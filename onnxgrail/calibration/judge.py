@@ -93,7 +93,7 @@ class Judge:
         heavy = bool(in_files(model))
         self._setup = Setup(providers=tuple(providers), optimise=not heavy, once=heavy)
         self._held = outputs or Outputs()
-        self._parts: dict[tuple[int, ...], dict[str, tuple[Part, ...]]] = {}  # content of the outputs by samples
+        self._parts: dict[frozenset[int], dict[str, tuple[Part, ...]]] = {}  # content of the outputs by samples
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -199,7 +199,7 @@ class Judge:
 
     def _known(self, samples: tuple[int, ...]) -> dict[str, tuple[Part, ...]]:
         """Return the content of the outputs for some feeds as far as it is known."""
-        return self._parts.setdefault(samples, {})
+        return self._parts.setdefault(frozenset(samples), {})
 
     def _originals(self, numbers: Sequence[int]) -> tuple[list[Feed], list[Labels | None]]:
         """Return the original's outputs for some feeds, and the labels of their samples."""
