@@ -160,7 +160,7 @@ class Candidates:
         fits = [(functools.partial(self._task.made, fold.fitted, widths), fold.judges) for fold in folds]
         loss = self._task.loss(self._judge, *fits, limit=limit)
         backward, first = self._backward, len(folds[0].judges) * self._batches.samples // len(self._batches)
-        if len(loss.values) == self._batches.samples and len(folds) > 1:
+        if len(folds) > 1 and len(loss.values) == self._batches.samples and not self._judge.own:
             backward ^= bool(loss.values[first:].mean() > loss.values[:first].mean())
         return told(loss), backward
 
