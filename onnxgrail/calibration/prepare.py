@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,8 @@ from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
 from onnxgrail.options import MAX_LOSS, Recipe
+
+ROOM = 2**30  # bytes that all activations of a run may have: two runs at a time keep those that are read
 
 
 def check_data(recipe: Recipe, data: Any) -> None:
@@ -100,14 +104,29 @@ def _fed(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, 
         batches, held = supplied(model, data, job, held_out)
     try:
         with clock.stage("observe"):  # the model runs here: its time does not count as tracing
-            batches, seen = _running(model, batches, recipe)
+            found, seen = _running(model, batches, recipe)
     except ModelError as error:
         if data is None or recipe.batch_size == 1 or isinstance(error, StoppedError):
             raise
         if not _runs_alone(model, data, job, held_out):
             raise
         raise ModelError(str(error.args[0]), hint="It runs on one sample at a time: give --batch-size 1") from error
-    return batches, held, seen
+    size = _fitting(seen, recipe.batch_size)
+    if found is batches and size < recipe.batch_size and not isinstance(data, Iterator):
+        with clock.stage("data"):
+            smaller, others = supplied(model, data, replace(job, recipe=replace(recipe, batch_size=size)), held_out)
+        if len(smaller) > len(batches):
+            note = f"samples per run: {size} instead of {recipe.batch_size}, because activations are large"
+            return replace(smaller, notes=(*smaller.notes, note)), others, seen
+    return found, held, seen
+
+
+def _fitting(seen: Seen, most: int) -> int:
+    """Return how many samples a run may have, at most `most`: few if a sample has large activations."""
+    facts, samples = seen.facts, max((array.shape[0] for array in seen.feed.values() if array.ndim), default=1)
+    names = {value.name or "" for node in seen.model.graph for value in node.outputs} & facts.shapes.keys()
+    sizes = (math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize for name in names - facts.constants)
+    return max(1, min(most, ROOM * samples // max(sum(sizes), 1)))
 
 
 def _runs_alone(model: ir.Model, data: Any, job: Job, held_out: Any) -> bool:
