@@ -7,7 +7,6 @@ causes no refusal, and a difference is reported with the step that reads it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -206,7 +205,7 @@ def _portions(trial: Trial) -> list[tuple[list[Step], tuple[str, ...]]]:
     portions: list[list[Step]] = [[]]
     room = AT_ONCE
     for step in trial.steps:
-        size = sum(math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize for name in step.reads)
+        size = sum(map(facts.bytes_of, step.reads))
         if size > room and portions[-1]:
             portions.append([])
             room = AT_ONCE

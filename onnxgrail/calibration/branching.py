@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.signature import signature_of
+from onnxgrail.calibration.feeds.signature import samples_of, signature_of
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 from onnxgrail.core import Array, Feed
@@ -41,6 +41,12 @@ class Seen:
     feed: Mapping[str, Array]
     facts: Facts
     routes: Mapping[Maker, Route] = field(default_factory=dict)
+
+    @property
+    def bytes_each(self) -> int:
+        """Return the bytes of all activations of a sample."""
+        names = {value.name or "" for node in self.model.graph for value in node.outputs} - self.facts.constants
+        return sum(map(self.facts.bytes_of, names)) // max(1, samples_of(self.feed, signature_of(self.model)))
 
 
 class Routes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -111,32 +110,28 @@ def _fed(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, 
         if not _runs_alone(model, data, job, held_out):
             raise
         raise ModelError(str(error.args[0]), hint="It runs on one sample at a time: give --batch-size 1") from error
-    size = _fitting(seen, recipe.batch_size)
+    size = max(1, min(recipe.batch_size, ROOM // max(seen.bytes_each, 1)))
     if found is batches and size < recipe.batch_size and not isinstance(data, Iterator):
         with clock.stage("data"):
-            smaller, others = supplied(model, data, replace(job, recipe=replace(recipe, batch_size=size)), held_out)
+            smaller, others = supplied(model, data, _in_runs_of(size, job), held_out)
         if len(smaller) > len(batches):
             note = f"samples per run: {size} instead of {recipe.batch_size}, because activations are large"
             return replace(smaller, notes=(*smaller.notes, note)), others, seen
     return found, held, seen
 
 
-def _fitting(seen: Seen, most: int) -> int:
-    """Return how many samples a run may have, at most `most`: few if a sample has large activations."""
-    facts, samples = seen.facts, max((array.shape[0] for array in seen.feed.values() if array.ndim), default=1)
-    names = {value.name or "" for node in seen.model.graph for value in node.outputs} & facts.shapes.keys()
-    sizes = (math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize for name in names - facts.constants)
-    return max(1, min(most, ROOM * samples // max(sum(sizes), 1)))
-
-
 def _runs_alone(model: ir.Model, data: Any, job: Job, held_out: Any) -> bool:
     """Return True if the model runs on a single sample."""
-    single = replace(job, recipe=replace(job.recipe, batch_size=1))
     try:
-        look(model, supplied(model, data, single, held_out)[0], job.recipe.providers)
+        look(model, supplied(model, data, _in_runs_of(1, job), held_out)[0], job.recipe.providers)
     except OnnxGrailError:
         return False
     return True
+
+
+def _in_runs_of(size: int, job: Job) -> Job:
+    """Return the job with at most `size` samples per run."""
+    return replace(job, recipe=replace(job.recipe, batch_size=size))
 
 
 def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches, Seen]:

@@ -19,13 +19,7 @@ from onnxgrail.machine.device import device_of
 def scale_of(batches: Batches, survey: Survey) -> float:
     """Return how many times more data than in the traced run passes through the network over all batches."""
     first = batches.feeds[0]()
-    return len(batches) * sum(a.nbytes for a in first.values()) / max(1, sum(bytes_of(survey, name) for name in first))
-
-
-def bytes_of(survey: Survey, name: str) -> int:
-    """Return the bytes of a tensor in the traced run, 0 if the run did not show it."""
-    facts = survey.facts
-    return math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize if name in facts.shapes else 0
+    return len(batches) * sum(a.nbytes for a in first.values()) / max(1, sum(map(survey.facts.bytes_of, first)))
 
 
 def rows_per_sample(probe: Probe, survey: Survey, samples: int) -> float:
@@ -48,7 +42,7 @@ def are_kept(probe: Probe, prepared: Prepared, providers: Sequence[str]) -> bool
 
 def bytes_left(survey: Survey, name: str, ledger: Ledger, scale: float) -> int:
     """Estimate the bytes of a tensor over all batches of all processes, without the channels that are gone."""
-    size = bytes_of(survey, name) * scale
+    size = survey.facts.bytes_of(name) * scale
     for mark in survey.marks.get(name, ()):
         size *= float((~ledger.dead[mark.labels]).sum()) / max(1, mark.labels.size)
     return int(size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,7 +83,7 @@ def lives(model: ir.Model, facts: Facts, effort: Sequence[int]) -> Lives:
     load = np.zeros(count + 2, dtype=np.int64)
     for name in names:
         if name not in inputs and name in facts.shapes:
-            size = math.prod(facts.shapes[name]) * facts.dtypes[name].itemsize
+            size = facts.bytes_of(name)
             load[born[name]] += size
             load[last[name] + 1] -= size
     starts = np.array([born[n] for n in names], dtype=np.int64)

@@ -61,7 +61,7 @@ def holdings_of(model: ir.Model, facts: Facts, operands: Operands, fitted: Itera
 
 def is_compact(value: ir.Value, facts: Facts) -> bool:
     """Return True if a constant is computed from fewer bytes than its size."""
-    whole = math.prod(facts.shapes[value.name or ""]) * facts.dtypes[value.name or ""].itemsize
+    whole = facts.bytes_of(value.name or "")
     return value.producer() is not None and sum(leaf.bytes for leaf in _leaves([value], facts)) < whole
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -47,6 +48,10 @@ class Facts:
     grids: Mapping[str, tuple[Ints, ...]] = field(default_factory=dict)
     taken: frozenset[Branch] = frozenset()
     more: tuple[Feed, ...] = ()
+
+    def bytes_of(self, name: str) -> int:
+        """Return the bytes of a tensor under the probe feed, 0 if it is not observed."""
+        return math.prod(self.shapes[name]) * self.dtypes[name].itemsize if name in self.shapes else 0
 
     def has_floats(self, name: str) -> bool:
         """Return True for a float tensor; sequences, maps and optional values are not observed."""

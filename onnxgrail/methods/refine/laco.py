@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +102,7 @@ def laco(job: Refinement, progress: Progress) -> tuple[Refined, ...]:
 def _times(job: Refinement, blocks: Sequence[_Block]) -> int:
     """Return the number of mixed batches per given one."""
     facts = job.prepared.survey.facts
-    sizes = [math.prod(facts.shapes[n]) * facts.dtypes[n].itemsize for block in blocks for n in block.goals]
+    sizes = [facts.bytes_of(n) for block in blocks for n in block.goals]
     return min(MIXED, ROOM // max(max(sizes, default=0) * job.given, 1) - 1)
 
 

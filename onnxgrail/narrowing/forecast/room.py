@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from onnxgrail.algebra.decide import needs_data
 from onnxgrail.allocation.measures import measure_of
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.stream.sizes import bytes_of, scale_of
+from onnxgrail.calibration.stream.sizes import scale_of
 from onnxgrail.core import Block, Recipe
 from onnxgrail.graph.io.mapped import in_files
 from onnxgrail.graph.io.model_file import weight_bytes
@@ -53,4 +53,4 @@ def _kept(prepared: Prepared) -> float:
     """Return the bytes of the activations that are kept at a place of the network, of all samples."""
     survey = prepared.survey
     made = survey.facts.shapes.keys() - prepared.model.graph.initializers.keys()
-    return LIVE * scale_of(prepared.batches, survey) * max((bytes_of(survey, name) for name in made), default=0)
+    return LIVE * scale_of(prepared.batches, survey) * max(map(survey.facts.bytes_of, made), default=0)
