@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -18,7 +18,7 @@ def _watched(monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
     """Call a function before every judgment, with the number of models."""
     found = Judge.loss_of
 
-    def loss_of(judge: Judge, answers: Iterable[Opened], samples: tuple[int, ...], limit: float = math.inf) -> Loss:
+    def loss_of(judge: Judge, answers: Iterable[Opened], samples: Sequence[int], limit: float = math.inf) -> Loss:
         some = list(answers)
         watch(len(some))
         return found(judge, some, samples, limit)

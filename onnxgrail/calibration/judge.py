@@ -121,12 +121,13 @@ class Judge:
             DataError: no output can be compared.
             MetricError: the user's function fails.
         """
+        samples = [number for _, numbers in candidates for number in numbers]
         if self._metric is not None:
-            reference, labels = self._originals([number for _, numbers in candidates for number in numbers])
+            reference, labels = self._originals(samples)
             outputs = [feed for slim, numbers in candidates for feed in self._outputs(slim, numbers)]
             return self._metric.losses(reference, outputs, labels)
         answers = (self.running(slim, numbers) for slim, numbers in candidates)
-        return self.loss_of(answers, tuple(number for _, numbers in candidates for number in numbers))
+        return self.loss_of(answers, samples)
 
     @contextmanager
     def running(self, slim: ir.Model, numbers: Sequence[int]) -> Iterator[Answers]:
@@ -136,7 +137,7 @@ class Judge:
         with open_session(pack(seen), self._setup) as session:
             yield Answers(numbers, lambda feeds: (session.run(fit(feed, ports)) for feed in feeds), ports)
 
-    def loss_of(self, answers: Iterable[Opened], samples: tuple[int, ...], limit: float = math.inf) -> Loss:
+    def loss_of(self, answers: Iterable[Opened], samples: Sequence[int], limit: float = math.inf) -> Loss:
         """Return the loss of the worst output, without the user's function.
 
         Args:
@@ -148,7 +149,7 @@ class Judge:
             ModelError: ONNX Runtime does not run a candidate.
             DataError: no output can be compared.
         """
-        tally, done = Tally(self._comparer.clues, known=self._known(samples), brief=self._brief), 0
+        tally, done = self._tally(samples), 0
         for opened in answers:
             with opened as one:
                 here, there = itertools.tee(self._fed(one.numbers))
@@ -167,9 +168,9 @@ class Judge:
 
     def content(self) -> Floats:
         """Return (feeds,) the content of each feed: its scores above 0.1; 1 each for outputs without scores."""
-        numbers = tuple(range(len(self._batches)))
-        known, rows, nothing = self._known(numbers), list[dict[str, int]](), np.ones(len(numbers))
-        tally = Tally(self._comparer.clues, known=known, brief=self._brief)
+        numbers = range(len(self._batches))
+        tally, rows, nothing = self._tally(numbers), list[dict[str, int]](), np.ones(len(numbers))
+        known = tally.known
         for number, fed in zip(numbers, self._fed(numbers), strict=True):
             wanted = self._wanted(number, fed[0])
             self._comparer.add(tally, fed, wanted, wanted, ())
@@ -197,9 +198,10 @@ class Judge:
             return {value.name or "": value.name or "" for value in self._model.graph.outputs}
         return {value.name or "": chosen_by(value) for value in self._shown.graph.outputs}
 
-    def _known(self, samples: tuple[int, ...]) -> dict[str, tuple[Part, ...]]:
-        """Return the content of the outputs for some feeds as far as it is known."""
-        return self._parts.setdefault(frozenset(samples), {})
+    def _tally(self, samples: Sequence[int]) -> Tally:
+        """Return a tally that knows the content of the outputs if the same feeds, in any order, have shown it."""
+        known = self._parts.setdefault(frozenset(samples), {})
+        return Tally(self._comparer.clues, known=known, brief=self._brief)
 
     def _originals(self, numbers: Sequence[int]) -> tuple[list[Feed], list[Labels | None]]:
         """Return the original's outputs for some feeds, and the labels of their samples."""

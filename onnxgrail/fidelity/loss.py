@@ -109,6 +109,10 @@ def losses_of(tally: Tally) -> tuple[Loss, ...]:
     equal on all samples prove little; where there are no other outputs, their bound says so.
     """
     tables, _ = _judged(tally)
+    return _losses(tables)
+
+
+def _losses(tables: Sequence[Table]) -> tuple[Loss, ...]:
     alone = all(measure_of(table.part, table.sums).stepped for table in tables)
     return tuple(sorted((_loss(table, alone=alone) for table in tables), key=_badness, reverse=True))
 
@@ -139,9 +143,12 @@ def beyond(tally: Tally, limit: float, share: float) -> Loss | None:
     Returns:
         None if the first samples do not show it, also as long as the content of an output is not known.
     """
-    if SURE * limit >= 1 or not tally.known.keys() >= tally.sums.keys() or not _judged(tally)[1]:
+    if SURE * limit >= 1 or not tally.known.keys() >= tally.sums.keys():
         return None
-    worst = losses_of(tally)[0]
+    tables, certain = _judged(tally)
+    if not certain:
+        return None
+    worst = _losses(tables)[0]
     others = round(len(worst.values) * (1 / share - 1))
     return worst if upper_bound(np.pad(worst.values, (0, others)), most=1.0) > SURE * limit else None
 

@@ -56,7 +56,7 @@ def loss_of_fits(
     if judge.own:
         return judge.loss(*((make().model(), numbers) for make, numbers in fits))
     answers = (_running(search, beginnings, judge, fit) for fit in fits)
-    return judge.loss_of(answers, tuple(number for _, numbers in fits for number in numbers), limit)
+    return judge.loss_of(answers, [number for _, numbers in fits for number in numbers], limit)
 
 
 @contextmanager

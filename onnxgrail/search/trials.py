@@ -129,9 +129,8 @@ def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Fl
     with _judge(task, parts.batches, prepared.metric) as judge:
 
         def losses(widths: Widths) -> Floats:
-            return np.asarray(
-                task.loss(judge, (lambda: task.made(parts.fitted, widths), parts.judges)).values, np.float64
-            )
+            fit = functools.partial(task.made, parts.fitted, widths), parts.judges
+            return np.asarray(task.loss(judge, fit).values, np.float64)
 
         found = []
         for widths in candidates:
@@ -150,7 +149,7 @@ def _alone(task: Task, content: Content, tick: Tick) -> list[Harm]:
     ladders = {ladder.name: ladder for ladder in search.ladders}
     nothing = weights.empty(prepared.survey)
     part = replace(prepared, batches=_some(prepared, len(ladders), task.near, content))
-    every = tuple(range(len(part.batches)))
+    every = range(len(part.batches))
     with (
         _judge(task, part.batches) as judge,
         stream_of(part, search.recipe) as stream,

@@ -43,7 +43,7 @@ def test_candidates_that_begin_at_a_cut_lose_what_the_whole_model_loses(make: Ca
     place = beginnings(prepared).before(prepared.batches, first)
     assert place is not None
     assert 0 < place.position <= first
-    every = tuple(range(len(prepared.batches)))
+    every = range(len(prepared.batches))
     with (
         Judge(prepared.model, prepared.batches, RECIPE.providers) as judge,
         stream_of(prepared, RECIPE, beginning=place) as stream,

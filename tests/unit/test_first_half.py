@@ -85,6 +85,6 @@ def test_the_second_half_is_opened_only_if_the_first_one_does_not_refuse(factor:
 
                 yield replace(one, run=run)
 
-        loss = judge.loss_of(map(half_of, (0, 1)), tuple(range(feeds)), LIMIT)
+        loss = judge.loss_of(map(half_of, (0, 1)), range(feeds), LIMIT)
     assert opened == [0, 1][:count]
     assert len(loss.values) == prepared.batches.samples * count // 2

@@ -107,7 +107,7 @@ def halved(prepared: Prepared, block: Block) -> Ledger:
 @pytest.mark.parametrize("make", [of_mlps, of_convolutions, of_labels, of_early_outputs])
 def test_trials_from_the_block_on_lose_what_the_whole_model_loses(make: Callable[[], Prepared]) -> None:
     prepared = make()
-    nothing, every = weights.empty(prepared.survey), tuple(range(len(prepared.batches)))
+    nothing, every = weights.empty(prepared.survey), range(len(prepared.batches))
     blocks = sorted(prepared.survey.blocks, key=lambda block: block.span[0])
     with Judge(prepared.model, prepared.batches, RECIPE.providers) as judge, stream_of(prepared, RECIPE) as stream:
         for block in blocks:
