@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from onnxgrail.core import Array, Bools, Feed, Floats
 from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.goals import Goals
-from onnxgrail.fidelity.kinds import parts_of
-from onnxgrail.fidelity.kinds.part import SLACK, Part
-from onnxgrail.fidelity.measures import MEASURES, Batch, active
-from onnxgrail.fidelity.measures.sparse import sparse
+from onnxgrail.fidelity.kinds import numbers_of, parts_of
+from onnxgrail.fidelity.kinds.part import Part
+from onnxgrail.fidelity.measures import MEASURES
+from onnxgrail.fidelity.measures.seen import SQUARED, Seen
 from onnxgrail.fidelity.result import Fidelity, Table, Verdict, finish
 from onnxgrail.fidelity.spread import Spread
-from onnxgrail.fidelity.sums import BLOCK, PER_SAMPLE, Distances, Sums, distances, pairs, usable, widened
+from onnxgrail.fidelity.sums import Sums, distances, pairs
 from onnxgrail.fidelity.tables import kind_of
 from onnxgrail.fidelity.verdicts import rank, verdict_of
 
 FIRST = 16  # samples from which the content of an output is detected
 HELD = 2**26  # most bytes of these samples
-DISTANT = frozenset({"tokens", "labels"})  # kinds whose measure needs only distances
-SQUARED = frozenset({"values", "state"})  # kinds whose error and energy are among the distances
+NUMBERS = Part(kind="values", why="numbers")
 
 
 class Tally:
@@ -50,7 +49,7 @@ class Tally:
         self.judge, self.brief = judge, brief
         self.known: dict[str, tuple[Part, ...]] = {} if known is None else known
         self._judges: dict[str, _Judge] = {}
-        self._waiting: list[dict[str, _Seen]] = []
+        self._waiting: list[dict[str, Seen]] = []
         self._holds: dict[str, str] = {}
 
     def add(
@@ -83,11 +82,11 @@ class Tally:
             far = distances(wanted, got, name=name, mask=mask, goals=goals, brief=self.brief)
             self.sums[name] = self.sums.get(name, Sums()).merge(far.total())
             wanted, got = np.atleast_1d(wanted), np.atleast_1d(got)
-            batch[name] = _Seen(wanted=wanted, got=got, far=far, mask=mask, brief=self.brief)
+            batch[name] = Seen(wanted=wanted, got=got, far=far, mask=mask, brief=self.brief)
         if self.judge:
             self._collect(batch)
 
-    def _collect(self, batch: dict[str, _Seen]) -> None:
+    def _collect(self, batch: dict[str, Seen]) -> None:
         """Measure a batch once the content of all outputs is known; it waits until then."""
         self._waiting.append(batch)
         for name, seen in list(batch.items()):  # a large output leaves the batch at once
@@ -132,110 +131,7 @@ class Tally:
         return (*finish(self.sums, verdicts), *others)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Seen:
-    """One output in one batch.
-
-    Attributes:
-        brief: see `Tally`.
-        whole: parts of the output that are a single block of samples, once they were cut out.
-        masks: results of `active`; ranges: of `probable`.
-    """
-
-    wanted: Array
-    got: Array
-    far: Distances
-    mask: Bools | None
-    brief: bool
-    whole: dict[Part, Batch] = field(default_factory=dict)
-    masks: dict[Part, Bools] = field(default_factory=dict)
-    ranges: dict[Part, bool] = field(default_factory=dict)
-
-    def blocks(self, part: Part, read: Bools | None = None) -> Iterator[Batch]:
-        """Yield the part of the output, a block of samples at a time.
-
-        Args:
-            part: its content.
-            read: mask of positions with a score that is read; it has the axes of the output.
-        """
-        if part in self.whole:
-            yield replace(self.whole[part], read=read)
-            return
-        count = len(self.wanted)
-        mask = self.mask if self.mask is not None and self.wanted.shape[:2] == self.mask.shape else None
-        plain = part.columns is None and part.center is None and read is None
-        if part.kind in DISTANT or (self.brief and part.kind in SQUARED and plain):
-            nothing = np.zeros((count, 0))
-            yield Batch(part=part, a=nothing, b=nothing, shown=mask, distances=self.far, brief=self.brief)
-            return
-        sides, each = sparse(part, self.wanted, self.got) if self.brief else ((self.wanted, self.got), 1.0)
-        step = max(1, BLOCK * count // max(sides[0].size, 1))
-        for start in range(0, count, step):
-            cut = slice(start, start + step)
-            shown = None if mask is None else mask[cut]
-            a, b = usable(*(_columns(side[cut], part) for side in sides))
-            if shown is not None:
-                a, b = (np.where(widened(shown, a.ndim), side, 0.0) for side in (a, b))
-            far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})
-            some = None if read is None else read[cut]
-            batch = Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some, brief=self.brief, each=each)
-            if step >= count:
-                self.whole[part] = batch
-            yield batch
-
-    def active(self, part: Part) -> Bools:
-        """Return the mask (n, positions) of positions with a score that is read."""
-        if part not in self.masks:
-            self.masks[part] = np.concatenate([active(part, batch.a, batch.b) for batch in self.blocks(part)])
-        return self.masks[part]
-
-    def probable(self, part: Part) -> bool:
-        """Return True if all values of the reference can be probabilities."""
-        if part not in self.ranges:
-            whole = _in_range(self.wanted)
-            self.ranges[part] = whole or all(_in_range(batch.a) for batch in self.blocks(part))
-        return self.ranges[part]
-
-    def read(self, part: Part, positions: Mapping[tuple[int, ...], Bools]) -> Bools | None:
-        """Return the mask of positions whose score is read, with the axes of the output; None if there are no scores.
-
-        Args:
-            part: of the output.
-            positions: masks by their shape (n, positions).
-        """
-        shape = self.wanted.shape
-        if part.kind != "values" or len(shape) != 3:
-            return None
-        for axis in (1, 2) if part.axis is None else (3 - part.axis,):
-            mask = positions.get((shape[0], shape[axis]))
-            if mask is not None and shape[axis] > 1:
-                return np.expand_dims(mask, 3 - axis)
-        return None
-
-
-def _in_range(values: Array) -> bool:
-    """Return True if all values can be probabilities."""
-    return not values.size or bool(values.min() >= -SLACK and values.max() <= 1 + SLACK)
-
-
-def _columns(values: Array, part: Part) -> Floats:
-    """Return the columns of a part, in float64; scores of classes are multiplied by their gate, as decoders do."""
-    if part.columns is None or part.axis is None:
-        return values.astype(np.float64)
-    first, count = part.columns[0], len(part.columns)
-    if part.columns == tuple(range(first, first + count)):  # columns side by side need no copy of their own
-        values = values[(slice(None),) * part.axis + (slice(first, first + count),)]
-    else:
-        values = np.take(values, part.columns, axis=part.axis)
-    values = np.moveaxis(values.astype(np.float64), part.axis, -1)
-    if part.gate is not None:
-        gate = values[..., part.gate].copy()
-        values *= gate[..., None]
-        values[..., part.gate] = gate
-    return np.moveaxis(values, -1, part.axis)
-
-
-def _first(batches: Sequence[_Seen]) -> Iterator[Array]:
+def _first(batches: Sequence[Seen]) -> Iterator[Array]:
     """Yield the values of the first samples, always the same number for any batch size."""
     left = FIRST
     for seen in batches:
@@ -254,7 +150,8 @@ class _Judge:
         alone: True if the output is too large to wait for others.
         shape: of a sample.
         parts: the content; tables: their sums per sample; spreads: location of the error of values.
-        squares: error and energy per sample, in case later batches contradict the detected kind.
+        numbers: the content if later batches contradict the detected one.
+        squares: error and energy per sample of that.
         broken: mask of samples with values that are not finite.
     """
 
@@ -268,46 +165,47 @@ class _Judge:
     parts: tuple[Part, ...] = ()
     tables: list[list[Floats]] = field(default_factory=list)
     spreads: list[Spread] = field(default_factory=list)
+    numbers: Part = NUMBERS
     squares: list[Floats] = field(default_factory=list)
     broken: list[Bools] = field(default_factory=list)
 
-    def note(self, seen: _Seen) -> None:
+    def note(self, seen: Seen) -> None:
         """Add the numbers of one more batch that need no knowledge of the content."""
-        self.squares.append(np.stack([seen.far.error, seen.far.energy], axis=1))
         self.broken.append(seen.far.broken > 0)
         if not self.parts:
             self.count += len(seen.wanted)
             self.size += seen.wanted.nbytes + seen.got.nbytes
             self.alone = self.size > HELD
 
-    def read(self, first: Sequence[_Seen]) -> None:
+    def read(self, first: Sequence[Seen]) -> None:
         """Detect the content of the output from its first batches, unless it is known."""
         if self.parts or not first:
             return
         if self.name not in self.known:
             self.known[self.name] = parts_of(self.name, list(_first(first)), self.clues)
         self.shape, self.parts = first[0].wanted.shape[1:], self.known[self.name]
+        if any(part.form == "probabilities" for part in self.parts):
+            self.numbers = numbers_of(self.name, list(_first(first)), self.clues)
         self.tables = [[] for _ in self.parts]
         self.spreads = [Spread() for _ in self.parts]
 
-    def active(self, seen: _Seen) -> Iterator[Bools]:
+    def active(self, seen: Seen) -> Iterator[Bools]:
         """Yield the masks (n, positions) of positions with a score that is read."""
         if self._fits(seen) and seen.wanted.ndim in (2, 3):
             yield from (seen.active(part) for part in self.parts if part.kind == "scores")
 
-    def measure(self, seen: _Seen, positions: Mapping[tuple[int, ...], Bools]) -> None:
+    def measure(self, seen: Seen, positions: Mapping[tuple[int, ...], Bools]) -> None:
         """Measure one batch.
 
         Args:
             seen: the output in both models.
             positions: masks of positions whose scores are read in any output, by their shape.
         """
+        self.squares.append(self._square(seen))
         if not self._fits(seen):
-            self.parts = (Part(kind="values", why="other values or shapes in later samples"),)
-            self.tables, self.spreads = [self.squares], [Spread(whole=False)]
-            return
+            self.parts, self.tables, self.spreads = (self.numbers,), [self.squares], [Spread(whole=False)]
         if self.tables and self.tables[0] is self.squares:
-            return  # `note` has added it already
+            return
         own = {mask.shape: mask for mask in self.active(seen)} if len(self.parts) > 1 else {}
         for part, table, spread in zip(self.parts, self.tables, self.spreads, strict=True):
             for batch in seen.blocks(part, seen.read(part, own or positions)):
@@ -315,7 +213,14 @@ class _Judge:
                 if part.kind in SQUARED and not seen.brief:
                     spread.add(*batch.compared())
 
-    def _fits(self, seen: _Seen) -> bool:
+    def _square(self, seen: Seen) -> Floats:
+        """Return error and energy per sample, about the mean of the first samples if that is most of the energy."""
+        center = self.numbers.center
+        if center is None or center.shape != seen.wanted.shape[1:]:
+            return np.stack([seen.far.error, seen.far.energy], axis=1)
+        return np.concatenate([MEASURES["values"].table(batch) for batch in seen.blocks(self.numbers)])
+
+    def _fits(self, seen: Seen) -> bool:
         """Return True if a batch is consistent with the content detected from the first batches."""
         for part in self.parts:
             if self.name in self.clues.lists and part.kind not in ("labels", "sequences", "values"):

@@ -8,10 +8,12 @@ import numpy as np
 
 from onnxgrail.core import Array
 from onnxgrail.fidelity.clues import Clues
-from onnxgrail.fidelity.kinds.part import BOXES, FEW, Look, Part
+from onnxgrail.fidelity.kinds.part import BOX, BOXES, FEW, Look, Part, values
 from onnxgrail.fidelity.kinds.positions import POSITIONS, distribution, tokens
 from onnxgrail.fidelity.kinds.rows import ROW
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
+
+POINTS = 1024  # most points of one thing, such as a face or a hand; more are anchors of a detector
 
 
 def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ...]:
@@ -31,18 +33,32 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
         return (Part(kind=kind, why=why),)
     if clues.is_state(name, first.shape):
         return (Part(kind="state", why="fed back as an input"),)
-    alike = [array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]
-    array = np.concatenate(alike).astype(np.float64)
-    finite = np.isfinite(array)
-    if not finite.any():
+    look = _look(name, arrays, clues)
+    if look is None:
         return (Part(kind="values", why="no values"),)
-    array = np.where(finite, array, array.min(where=finite, initial=np.inf))
-    look = Look(words=name.lower(), array=array, clues=clues)
-    for rule in (tokens, distribution, _places, *(ROW if _is_row(array.shape) else POSITIONS)):
+    for rule in (tokens, distribution, _places, *(ROW if _is_row(look.array.shape) else POSITIONS)):
         parts = rule(look)
         if parts:
             return parts
-    return (Part(kind="values", why="numbers of many positions"),)
+    return (_numbers(look, "numbers of many positions"),)
+
+
+def numbers_of(name: str, arrays: Sequence[Array], clues: Clues) -> Part:
+    """Return the content of an output whose later samples contradict that of the first: numbers of no other kind.
+
+    Args: as of `parts_of`.
+    """
+    look, why = _look(name, arrays, clues), "other values or shapes in later samples"
+    return Part(kind="values", why=why) if look is None else _numbers(look, why)
+
+
+def _look(name: str, arrays: Sequence[Array], clues: Clues) -> Look | None:
+    """Return the values of the arrays with the shape of the first one; None if none of them is finite."""
+    array = np.concatenate([array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]).astype(np.float64)
+    finite = np.isfinite(array)
+    if not finite.any():
+        return None
+    return Look(words=name.lower(), array=np.where(finite, array, array.min(where=finite, initial=np.inf)), clues=clues)
 
 
 def _is_row(shape: tuple[int, ...]) -> bool:
@@ -51,6 +67,21 @@ def _is_row(shape: tuple[int, ...]) -> bool:
     return wide == 0 or (wide == 1 and len(shape) != 3)  # (N, positions, 1) is a list of positions
 
 
+def _has_places(shape: tuple[int, ...]) -> bool:
+    """Return True if an entry has a meaning of its own that is the same in all samples, so that it has a mean.
+
+    Those of rows, maps and points (up to four numbers each, in either order of the axes) have one. In lists of
+    detections, words or features the same entry may be anything.
+    """
+    wide = sorted(size for size in shape[1:] if size > 1)
+    return _is_row(shape) or len(shape) > 3 or (len(wide) == 2 and wide[0] <= BOX and wide[1] <= POINTS)
+
+
 def _places(look: Look) -> tuple[Part, ...]:
     """Detect places, sizes and waves by name."""
-    return (Part(kind="values", why="named as places or sizes"),) if BOXES.search(look.words) else ()
+    return (_numbers(look, "named as places or sizes"),) if BOXES.search(look.words) else ()
+
+
+def _numbers(look: Look, why: str) -> Part:
+    """Return a part with values of many positions, or with places or sizes."""
+    return values(look, why) if _has_places(look.array.shape) else Part(kind="values", why=why)

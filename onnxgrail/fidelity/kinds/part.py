@@ -18,6 +18,11 @@ Form = Literal["values", "probabilities", "logits", "binary"]
 SLACK = 1e-3  # tolerance of a sum of probabilities
 LOUD = 10.0  # spread of a row of many numbers from which on they are no logits: all of them would be decided
 BOX = 4  # columns of a box
+OFTEN = 0.5  # most of something
+DECIDED = 0.1  # a score this near to 0 or 1 is decided
+SEEN = 8  # least samples whose mean tells a common pattern
+EQUAL = 1e-6  # most variance between samples, as a share of the energy, of values that do not differ
+COMMON = 0.77  # share of the mean in the energy from which on the loss about the mean is the higher one, by its scale
 FEW = 16  # up to this many columns are class scores even if no class stands out, unless their softmax is flat
 BOXES = re.compile(
     r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"
@@ -42,7 +47,7 @@ class Part:
         gate: place among the columns of the score with which a decoder multiplies the others (objectness).
         rows: True if the entries along `axis` are one distribution.
         dominant: the class of most positions, which is ignored.
-        center: the common pattern of values that are similar in all samples; differences from it are measured.
+        center: the mean over samples, where it is most of the energy; differences from it are measured.
         units: of the columns, if each has its own: differences are divided by them.
     """
 
@@ -88,3 +93,28 @@ def probabilities(values: Floats, form: Form) -> Floats:
 def in_unit(array: Floats) -> bool:
     """Return True if all numbers are in 0..1, and not all are 0."""
     return bool(array.min() >= 0 and 0 < array.max() <= 1 + 1e-6)
+
+
+def shared(array: Floats) -> float:
+    """Return the share of the mean over the samples in the energy."""
+    energy = np.square(array).mean(axis=0).sum()
+    return float(1 - array.var(axis=0).sum() / energy) if energy > 0 else 0.0
+
+
+def centered(look: Look) -> Floats | None:
+    """Return the mean over the samples; None if they are few or random, or hardly differ from it."""
+    unknown = len(look.array) < SEEN or look.clues.synthetic or shared(look.array) >= 1 - EQUAL
+    return None if unknown else look.array.mean(axis=0)
+
+
+def values(look: Look, why: str) -> Part:
+    """Return a part with values; differences from their mean over the samples count if that is most of the energy.
+
+    Points of a face are an example: the mean is near all of them, and only the rest tells samples apart.
+    """
+    return Part(kind="values", why=why, center=centered(look) if shared(look.array) > COMMON else None)
+
+
+def between(array: Floats) -> bool:
+    """Return True if most numbers are neither near 0 nor near 1, as scores would be."""
+    return bool(np.mean((array > DECIDED) & (array < 1 - DECIDED)) > OFTEN)

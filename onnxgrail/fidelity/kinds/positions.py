@@ -10,15 +10,18 @@ import numpy as np
 from onnxgrail.core import Floats
 from onnxgrail.fidelity.kinds.part import (
     BOX,
+    DECIDED,
     FEATURES,
     FEW,
     LOUD,
+    OFTEN,
     SCORES,
     SLACK,
     Form,
     Look,
     Part,
     Rule,
+    between,
     in_unit,
     probabilities,
 )
@@ -26,14 +29,12 @@ from onnxgrail.fidelity.kinds.part import (
 VECTOR = 64  # more numbers per token than this are a vector
 VOCABULARY = 1000  # least columns of scores of a vocabulary
 OUT = 4.0  # standard deviations over the mean of a row: no large number among many such as a vector has
-OFTEN = 0.5  # a class with a larger mean probability is the background
 CLEAR = 0.8  # least mean of the highest probability for a map without a telling name to hold classes
 QUIET = 0.05  # a column of scores with a smaller median is mostly empty
 FOUND = 0.3  # least score of something that a detector finds
 CLASSES = 256  # most columns of a map of classes
 WIDE = 1024  # most columns of a list of detections
 SIDE = 8  # least positions per axis of an image
-DECIDED = 0.1  # a score this near to 0 or 1 is decided
 RARE = 0.3  # largest share of positions of something rare
 
 
@@ -86,8 +87,7 @@ def _in_range(look: Look) -> tuple[Part, ...]:
     scores = Part(kind="scores", why="in 0..1", form="probabilities")
     if SCORES.search(look.words):
         return (scores,)
-    undecided = np.mean((array > DECIDED) & (array < 1 - DECIDED)) > OFTEN
-    if sum(size >= SIDE for size in array.shape[1:]) >= 2 and undecided:
+    if sum(size >= SIDE for size in array.shape[1:]) >= 2 and between(array):
         return (Part(kind="values", why="an image: in 0..1, mostly in between"),)
     axis = _columns(array) if array.ndim == 3 else None
     if axis is not None and BOX < array.shape[axis] <= WIDE:

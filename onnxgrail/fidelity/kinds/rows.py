@@ -10,19 +10,23 @@ from onnxgrail.fidelity.kinds.part import (
     FEW,
     LOUD,
     SCORES,
+    SEEN,
     SLACK,
     Look,
     Part,
     Rule,
+    between,
+    centered,
     in_unit,
     probabilities,
+    shared,
+    values,
 )
 
 SHARP = 0.2  # least mean of the highest probability for many columns to count as class scores
 FLAT = 0.1  # share of the way from equal probabilities to a certain class below which a softmax is flat
-SEEN = 8  # least samples for the test for one common pattern
+MEAN = 0.5  # share of the mean over samples in the energy from which on a row is no embedding
 ALIKE = 0.01  # least standard deviation of a column, as a share of the largest one
-EQUAL = 1e-6  # most variance between samples, as a share of the energy, of values that do not differ
 PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
 
 
@@ -36,7 +40,7 @@ def _features(look: Look) -> tuple[Part, ...]:
 
 
 def _row_in_range(look: Look) -> tuple[Part, ...]:
-    if not in_unit(look.array):
+    if not in_unit(look.array) or (look.rows.shape[1] > FEW and between(look.array) and _pattern(look)):
         return ()
     kind = "classes" if look.rows.shape[1] == 1 else "scores"
     return (Part(kind=kind, why="in 0..1", form="probabilities"),)
@@ -67,11 +71,8 @@ def _differing(look: Look, why: str) -> Part:
     It is not subtracted if the samples are few or random, or if the values hardly differ from it.  A few columns each
     count by their own standard deviation: one may be an age, another a probability.
     """
-    array = look.array
-    mean, spread = array.mean(axis=0), array.std(axis=0)
-    if len(array) < SEEN or look.clues.synthetic or np.square(spread).sum() <= EQUAL * np.square(array).mean(0).sum():
-        return Part(kind="values", why=why)
-    units = np.maximum(spread, ALIKE * spread.max()) if look.rows.shape[1] <= FEW else None
+    mean, spread = centered(look), look.array.std(axis=0)
+    units = np.maximum(spread, ALIKE * spread.max()) if mean is not None and look.rows.shape[1] <= FEW else None
     return Part(kind="values", why=why, center=mean, units=units)
 
 
@@ -94,7 +95,9 @@ def _class_row(look: Look) -> tuple[Part, ...]:
         why = "named as scores" if named else "one row of scores"
         return (Part(kind="classes", why=why, form="logits", axis=1, rows=True),)
     if few:
-        return (Part(kind="values", why="a few numbers, and no class stands out"),)
+        return (values(look, "a few numbers, and no class stands out"),)
+    if shared(look.array) > MEAN:
+        return (_differing(look, "one row of many numbers around a common mean"),)
     return (Part(kind="embedding", why="one row of many numbers, no class stands out"),)
 
 

@@ -38,9 +38,11 @@ def measure_of(part: Part, table: Floats) -> Measure:
         return FAINT if measure is SCORES else UNREAD
     if measure is SCORES and not table[:, 3:5].any():
         return HIGHEST
-    if measure is VALUES and part.center is not None:
-        return CENTERED if part.units is None else NUMBERS
-    return BOXES if measure is VALUES and table.shape[1] > 2 else measure
+    if measure is VALUES and table.shape[1] > 2:
+        return BOXES
+    if part.center is None:
+        return measure
+    return CENTERED if part.units is None else NUMBERS
 
 
 def unread(part: Part, table: Floats) -> bool:

@@ -1,0 +1,121 @@
+"""One output in one batch of samples, cut into its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from onnxgrail.core import Array, Bools, Floats
+from onnxgrail.fidelity.kinds.part import SLACK, Part
+from onnxgrail.fidelity.measures.measure import Batch
+from onnxgrail.fidelity.measures.scores import active
+from onnxgrail.fidelity.measures.sparse import sparse
+from onnxgrail.fidelity.sums import BLOCK, PER_SAMPLE, Distances, usable, widened
+
+DISTANT = frozenset({"tokens", "labels"})  # kinds whose measure needs only distances
+SQUARED = frozenset({"values", "state"})  # kinds whose error and energy are among the distances
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Seen:
+    """One output in one batch.
+
+    Attributes:
+        brief: see `Tally`.
+        whole: parts of the output that are a single block of samples, once they were cut out.
+        masks: results of `active`; ranges: of `probable`.
+    """
+
+    wanted: Array
+    got: Array
+    far: Distances
+    mask: Bools | None
+    brief: bool
+    whole: dict[Part, Batch] = field(default_factory=dict)
+    masks: dict[Part, Bools] = field(default_factory=dict)
+    ranges: dict[Part, bool] = field(default_factory=dict)
+
+    def blocks(self, part: Part, read: Bools | None = None) -> Iterator[Batch]:
+        """Yield the part of the output, a block of samples at a time.
+
+        Args:
+            part: its content.
+            read: mask of positions with a score that is read; it has the axes of the output.
+        """
+        if part in self.whole:
+            yield replace(self.whole[part], read=read)
+            return
+        count = len(self.wanted)
+        mask = self.mask if self.mask is not None and self.wanted.shape[:2] == self.mask.shape else None
+        plain = part.columns is None and part.center is None and read is None
+        if part.kind in DISTANT or (self.brief and part.kind in SQUARED and plain):
+            nothing = np.zeros((count, 0))
+            yield Batch(part=part, a=nothing, b=nothing, shown=mask, distances=self.far, brief=self.brief)
+            return
+        sides, each = sparse(part, self.wanted, self.got) if self.brief else ((self.wanted, self.got), 1.0)
+        step = max(1, BLOCK * count // max(sides[0].size, 1))
+        for start in range(0, count, step):
+            cut = slice(start, start + step)
+            shown = None if mask is None else mask[cut]
+            a, b = usable(*(_columns(side[cut], part) for side in sides))
+            if shown is not None:
+                a, b = (np.where(widened(shown, a.ndim), side, 0.0) for side in (a, b))
+            far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})
+            some = None if read is None else read[cut]
+            batch = Batch(part=part, a=a, b=b, shown=shown, distances=far, read=some, brief=self.brief, each=each)
+            if step >= count:
+                self.whole[part] = batch
+            yield batch
+
+    def active(self, part: Part) -> Bools:
+        """Return the mask (n, positions) of positions with a score that is read."""
+        if part not in self.masks:
+            self.masks[part] = np.concatenate([active(part, batch.a, batch.b) for batch in self.blocks(part)])
+        return self.masks[part]
+
+    def probable(self, part: Part) -> bool:
+        """Return True if all values of the reference can be probabilities."""
+        if part not in self.ranges:
+            whole = _in_range(self.wanted)
+            self.ranges[part] = whole or all(_in_range(batch.a) for batch in self.blocks(part))
+        return self.ranges[part]
+
+    def read(self, part: Part, positions: Mapping[tuple[int, ...], Bools]) -> Bools | None:
+        """Return the mask of positions whose score is read, with the axes of the output; None if there are no scores.
+
+        Args:
+            part: of the output.
+            positions: masks by their shape (n, positions).
+        """
+        shape = self.wanted.shape
+        if part.kind != "values" or len(shape) != 3:
+            return None
+        for axis in (1, 2) if part.axis is None else (3 - part.axis,):
+            mask = positions.get((shape[0], shape[axis]))
+            if mask is not None and shape[axis] > 1:
+                return np.expand_dims(mask, 3 - axis)
+        return None
+
+
+def _in_range(values: Array) -> bool:
+    """Return True if all values can be probabilities."""
+    return not values.size or bool(values.min() >= -SLACK and values.max() <= 1 + SLACK)
+
+
+def _columns(values: Array, part: Part) -> Floats:
+    """Return the columns of a part, in float64; scores of classes are multiplied by their gate, as decoders do."""
+    if part.columns is None or part.axis is None:
+        return values.astype(np.float64)
+    first, count = part.columns[0], len(part.columns)
+    if part.columns == tuple(range(first, first + count)):  # columns side by side need no copy of their own
+        values = values[(slice(None),) * part.axis + (slice(first, first + count),)]
+    else:
+        values = np.take(values, part.columns, axis=part.axis)
+    values = np.moveaxis(values.astype(np.float64), part.axis, -1)
+    if part.gate is not None:
+        gate = values[..., part.gate].copy()
+        values *= gate[..., None]
+        values[..., part.gate] = gate
+    return np.moveaxis(values, -1, part.axis)
