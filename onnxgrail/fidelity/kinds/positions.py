@@ -35,6 +35,8 @@ FOUND = 0.3  # least score of something that a detector finds
 CLASSES = 256  # most columns of a map of classes
 WIDE = 1024  # most columns of a list of detections
 SIDE = 8  # least positions per axis of an image
+EMPTY = 0.9  # least share of a heat map that is near 0
+HEAT = 1.5  # upper bound of a heat map, whose peaks are near 1
 RARE = 0.3  # largest share of positions of something rare
 
 
@@ -77,6 +79,15 @@ def _vectors(look: Look) -> tuple[Part, ...]:
         return ()
     one_each = (ids is not None and array.shape[1] == ids[1] and array.shape[2] > VECTOR) or FEATURES.search(look.words)
     return (Part(kind="embedding", why="one vector per token", axis=2),) if one_each else ()
+
+
+def _heat(look: Look) -> tuple[Part, ...]:
+    """Detect heat maps: mostly near 0, and near 1 where something is; those of a linear layer leave 0..1 a little."""
+    array = look.array
+    if array.ndim < 4 or array.min() < -FOUND or not FOUND < array.max() < HEAT:
+        return ()
+    empty = np.mean(np.abs(array) < DECIDED) > EMPTY
+    return (Part(kind="scores", why="a heat map: mostly near 0, up to about 1"),) if empty else ()
 
 
 def _in_range(look: Look) -> tuple[Part, ...]:
@@ -177,4 +188,4 @@ def _rare(look: Look) -> tuple[Part, ...]:
     return ()
 
 
-POSITIONS: tuple[Rule, ...] = (_vectors, _in_range, _mixed, _lines, _scores, _rare)
+POSITIONS: tuple[Rule, ...] = (_vectors, _heat, _in_range, _mixed, _lines, _scores, _rare)
