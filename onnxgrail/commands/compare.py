@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from onnxgrail.calibration.both import Pair, run_both
-from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.calibration.feeds.reading import Numbers, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import signature_of
@@ -20,7 +20,6 @@ from onnxgrail.calibration.runtime.latency import single, times_of
 from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.calibration.supply import given
 from onnxgrail.errors import ModelError
-from onnxgrail.fidelity.result import Fidelity
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.mapped import check_unchanged, unchanged
 from onnxgrail.graph.io.model_file import HEAVY
@@ -102,14 +101,15 @@ def compare(
     sources = runnable(first, paths[0]), runnable(second, paths[1])
     one = single(feed, signature)
     with registered(custom_ops), unchanged(first), unchanged(second):
-        pair = Pair(*sources, ports)
+        run = functools.partial(run_both, Pair(*sources, ports), setup=setup, texts=True, progress=progress)
         try:
-            outputs = _results(pair, batches, setup, progress)
+            with batches.advising():
+                outputs = run(batches=batches).results()
         except ModelError:
             if batch_size == 1 or isinstance(data, Iterator):
                 raise
             batches = given(data, first, reading, replace(sampling, batch_size=1))  # some take one sample at a time
-            outputs = _results(pair, batches, setup, progress)
+            outputs = run(batches=batches).results()
         for model in (first, second):
             check_unchanged(model)
         return Comparison(
@@ -120,9 +120,3 @@ def compare(
             calibration=calibration_entry(batches),
             gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
         )
-
-
-def _results(pair: Pair, batches: Batches, setup: Setup, progress: Progress) -> tuple[Fidelity, ...]:
-    """Return the fidelity of all outputs; the error of a feed says how the data could fit."""
-    with batches.advising():
-        return run_both(pair, batches, setup, texts=True, progress=progress).results()
