@@ -106,7 +106,7 @@ def compare(
             with batches.advising():
                 outputs = run(batches=batches).results()
         except ModelError:
-            if batch_size == 1 or isinstance(data, Iterator):
+            if data is None or batch_size == 1 or isinstance(data, Iterator):
                 raise
             batches = given(data, first, reading, replace(sampling, batch_size=1))  # some take one sample at a time
             outputs = run(batches=batches).results()
