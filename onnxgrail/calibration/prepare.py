@@ -97,10 +97,7 @@ def prepare(
 
 
 def _fed(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None, Seen]:
-    """Return feeds, those that judge, and the observed facts.
-
-    A run has fewer samples than asked for where the activations are large, and one where the model takes no more.
-    """
+    """Return feeds, those that judge, and the observed facts; the error of a model says if it runs on one sample."""
     recipe, clock = job.recipe, job.clock
     with clock.stage("data"):
         batches, held = supplied(model, data, job, held_out)
@@ -108,35 +105,28 @@ def _fed(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, 
         with clock.stage("observe"):  # the model runs here: its time does not count as tracing
             found, seen = _running(model, batches, recipe)
     except ModelError as error:
-        if data is None or recipe.batch_size == 1 or isinstance(data, Iterator) or isinstance(error, StoppedError):
+        if data is None or recipe.batch_size == 1 or isinstance(error, StoppedError):
             raise
-        single = _one_by_one(model, data, job, held_out)
-        if single is None:
+        if not _runs_alone(model, data, job, held_out):
             raise
-        return single
+        raise ModelError(str(error.args[0]), hint="It runs on one sample at a time: give --batch-size 1") from error
     size = max(1, min(recipe.batch_size, ROOM // max(seen.bytes_each, 1)))
     if found is batches and size < recipe.batch_size and not isinstance(data, Iterator):
         with clock.stage("data"):
             smaller, others = supplied(model, data, _in_runs_of(size, job), held_out)
         if len(smaller) > len(batches):
-            return _noted(smaller, size, recipe, "activations are large"), others, seen
+            note = f"samples per run: {size} instead of {recipe.batch_size}, because activations are large"
+            return replace(smaller, notes=(*smaller.notes, note)), others, seen
     return found, held, seen
 
 
-def _one_by_one(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None, Seen] | None:
-    """Return the result of `_fed` with one sample per run; None if the model does not run on that either."""
+def _runs_alone(model: ir.Model, data: Any, job: Job, held_out: Any) -> bool:
+    """Return True if the model runs on a single sample."""
     try:
-        batches, held = supplied(model, data, _in_runs_of(1, job), held_out)
-        seen = look(model, batches, job.recipe.providers)
+        look(model, supplied(model, data, _in_runs_of(1, job), held_out)[0], job.recipe.providers)
     except OnnxGrailError:
-        return None
-    return _noted(batches, 1, job.recipe, "the model runs on one sample at a time"), held, seen
-
-
-def _noted(batches: Batches, size: int, recipe: Recipe, why: str) -> Batches:
-    """Return feeds with a note on their size."""
-    note = f"samples per run: {size} instead of {recipe.batch_size}, because {why}"
-    return replace(batches, notes=(*batches.notes, note))
+        return False
+    return True
 
 
 def _in_runs_of(size: int, job: Job) -> Job:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.calibration.runtime.latency import single, times_of
 from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.calibration.supply import given
-from onnxgrail.errors import ModelError
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.mapped import check_unchanged, unchanged
 from onnxgrail.graph.io.model_file import HEAVY
@@ -92,8 +89,7 @@ def compare(
         image_std=image_std,
         input_shapes=input_shapes,
     )
-    sampling = Sampling(samples=samples, batch_size=batch_size, seed=seed)
-    batches = given(data, first, reading, sampling)
+    batches = given(data, first, reading, Sampling(samples=samples, batch_size=batch_size, seed=seed))
     feed = probe_feed(batches.first(), signature)
     ports = between(first, second)
     heavy = max(model_file.weight_bytes(model) for model in (first, second)) > HEAVY
@@ -101,15 +97,8 @@ def compare(
     sources = runnable(first, paths[0]), runnable(second, paths[1])
     one = single(feed, signature)
     with registered(custom_ops), unchanged(first), unchanged(second):
-        run = functools.partial(run_both, Pair(*sources, ports), setup=setup, texts=True, progress=progress)
-        try:
-            with batches.advising():
-                outputs = run(batches=batches).results()
-        except ModelError:
-            if data is None or batch_size == 1 or isinstance(data, Iterator):
-                raise
-            batches = given(data, first, reading, replace(sampling, batch_size=1))  # some take one sample at a time
-            outputs = run(batches=batches).results()
+        with batches.advising():
+            outputs = run_both(Pair(*sources, ports), batches, setup, texts=True, progress=progress).results()
         for model in (first, second):
             check_unchanged(model)
         return Comparison(
