@@ -122,5 +122,12 @@ def test_maps_beside_heat_maps_are_no_scores() -> None:
     assert part("y", both).kind == "values"
 
 
+@pytest.mark.parametrize("shape", [(1,), (4,), (68, 2), (3, 8, 8)])
+def test_what_is_always_0_has_no_common_mean(shape: tuple[int, ...]) -> None:
+    zeros = np.zeros((N, *shape), np.float32)
+    assert part("y", zeros).center is None
+    assert judged("y", zeros, zeros).value == 0
+
+
 def test_both_losses_are_equal_where_one_takes_over() -> None:
     assert pytest.approx(1 - CENTERED.scale / VALUES.scale, abs=0.005) == COMMON

@@ -95,15 +95,16 @@ def in_unit(array: Floats) -> bool:
     return bool(array.min() >= 0 and 0 < array.max() <= 1 + 1e-6)
 
 
-def shared(array: Floats) -> float:
-    """Return the share of the mean over the samples in the energy."""
-    energy = np.square(array).mean(axis=0).sum()
-    return float(1 - array.var(axis=0).sum() / energy) if energy > 0 else 0.0
+def centered(look: Look, least: float = -np.inf) -> Floats | None:
+    """Return the mean over the samples; None if they are few or random, or hardly differ from it.
 
-
-def centered(look: Look) -> Floats | None:
-    """Return the mean over the samples; None if they are few or random, or hardly differ from it."""
-    unknown = len(look.array) < SEEN or look.clues.synthetic or shared(look.array) >= 1 - EQUAL
+    Args:
+        look: the values.
+        least: share of the mean in the energy from which on it is returned.
+    """
+    energy = np.square(look.array).mean(axis=0).sum()
+    share = 1 - look.array.var(axis=0).sum() / energy if energy > 0 else 1.0
+    unknown = len(look.array) < SEEN or look.clues.synthetic or not least < share < 1 - EQUAL
     return None if unknown else look.array.mean(axis=0)
 
 
@@ -112,7 +113,7 @@ def values(look: Look, why: str) -> Part:
 
     Points of a face are an example: the mean is near all of them, and only the rest tells samples apart.
     """
-    return Part(kind="values", why=why, center=centered(look) if shared(look.array) > COMMON else None)
+    return Part(kind="values", why=why, center=centered(look, COMMON))
 
 
 def between(array: Floats) -> bool:

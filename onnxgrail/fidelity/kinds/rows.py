@@ -19,7 +19,6 @@ from onnxgrail.fidelity.kinds.part import (
     centered,
     in_unit,
     probabilities,
-    shared,
     values,
 )
 
@@ -96,7 +95,7 @@ def _class_row(look: Look) -> tuple[Part, ...]:
         return (Part(kind="classes", why=why, form="logits", axis=1, rows=True),)
     if few:
         return (values(look, "a few numbers, and no class stands out"),)
-    if shared(look.array) > MEAN and centered(look) is not None:
+    if centered(look, MEAN) is not None:
         return (_differing(look, "one row of many numbers around a common mean"),)
     return (Part(kind="embedding", why="one row of many numbers, no class stands out"),)
 
