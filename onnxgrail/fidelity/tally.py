@@ -10,7 +10,7 @@ import numpy as np
 from onnxgrail.core import Array, Bools, Feed, Floats
 from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.goals import Goals
-from onnxgrail.fidelity.kinds import numbers_of, parts_of
+from onnxgrail.fidelity.kinds import OTHER, parts_of
 from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.measures import MEASURES
 from onnxgrail.fidelity.measures.seen import SQUARED, Seen
@@ -22,7 +22,7 @@ from onnxgrail.fidelity.verdicts import rank, verdict_of
 
 FIRST = 16  # samples from which the content of an output is detected
 HELD = 2**26  # most bytes of these samples
-NUMBERS = Part(kind="values", why="numbers")
+NUMBERS = Part(kind="values", why=OTHER)
 
 
 class Tally:
@@ -184,8 +184,7 @@ class _Judge:
         if self.name not in self.known:
             self.known[self.name] = parts_of(self.name, list(_first(first)), self.clues)
         self.shape, self.parts = first[0].wanted.shape[1:], self.known[self.name]
-        if any(part.form == "probabilities" for part in self.parts):
-            self.numbers = numbers_of(self.name, list(_first(first)), self.clues)
+        self.numbers = next((part.otherwise for part in self.parts if part.otherwise), NUMBERS)
         self.tables = [[] for _ in self.parts]
         self.spreads = [Spread() for _ in self.parts]
 

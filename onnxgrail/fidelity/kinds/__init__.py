@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from onnxgrail.fidelity.kinds.positions import POSITIONS, distribution, tokens
 from onnxgrail.fidelity.kinds.rows import ROW
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
 
+OTHER = "other values or shapes in later samples"
 POINTS = 1024  # most points of one thing, such as a face or a hand; more are anchors of a detector
 
 
@@ -33,32 +35,24 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
         return (Part(kind=kind, why=why),)
     if clues.is_state(name, first.shape):
         return (Part(kind="state", why="fed back as an input"),)
-    look = _look(name, arrays, clues)
-    if look is None:
+    alike = [array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]
+    array = np.concatenate(alike).astype(np.float64)
+    finite = np.isfinite(array)
+    if not finite.any():
         return (Part(kind="values", why="no values"),)
+    array = np.where(finite, array, array.min(where=finite, initial=np.inf))
+    look = Look(words=name.lower(), array=array, clues=clues)
+    otherwise = _numbers(look, OTHER)
+    return tuple(replace(part, otherwise=otherwise) if part.form == "probabilities" else part for part in _found(look))
+
+
+def _found(look: Look) -> tuple[Part, ...]:
+    """Return what the first rule finds that finds anything."""
     for rule in (tokens, distribution, _places, *(ROW if _is_row(look.array.shape) else POSITIONS)):
         parts = rule(look)
         if parts:
             return parts
     return (_numbers(look, "numbers of many positions"),)
-
-
-def numbers_of(name: str, arrays: Sequence[Array], clues: Clues) -> Part:
-    """Return the content of an output whose later samples contradict that of the first: numbers of no other kind.
-
-    Args: as of `parts_of`.
-    """
-    look, why = _look(name, arrays, clues), "other values or shapes in later samples"
-    return Part(kind="values", why=why) if look is None else _numbers(look, why)
-
-
-def _look(name: str, arrays: Sequence[Array], clues: Clues) -> Look | None:
-    """Return the values of the arrays with the shape of the first one; None if none of them is finite."""
-    array = np.concatenate([array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]).astype(np.float64)
-    finite = np.isfinite(array)
-    if not finite.any():
-        return None
-    return Look(words=name.lower(), array=np.where(finite, array, array.min(where=finite, initial=np.inf)), clues=clues)
 
 
 def _is_row(shape: tuple[int, ...]) -> bool:

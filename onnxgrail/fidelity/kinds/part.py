@@ -49,6 +49,7 @@ class Part:
         dominant: the class of most positions, which is ignored.
         center: the mean over samples, where it is most of the energy; differences from it are measured.
         units: of the columns, if each has its own: differences are divided by them.
+        otherwise: the content of the whole output if later samples are no probabilities.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Part:
     dominant: int | None = None
     center: Floats | None = None
     units: Floats | None = None
+    otherwise: Part | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
