@@ -78,6 +78,8 @@ CASES: dict[str, tuple[str, Array, tuple[str, ...], Clues]] = {
     "many labels": ("y", sparse(40), ("scores",), Clues()),
     "a mask": ("y", (normal(1, 16, 16) > 1).astype(np.float32), ("scores",), Clues()),
     "an image": ("y", RNG.random((N, 3, 16, 16)), ("values",), Clues()),
+    "an image in 0..255": ("y", 120 + normal(1, 16, 16, scale=70) + normal(3, 16, 16, scale=20), ("values",), Clues()),
+    "three classes": ("y", 50 * np.eye(3)[RNG.integers(3, size=(N, 16, 16))] - 10, ("scores",), Clues()),
     "anchors": ("y", background(2, 200), ("scores",), Clues()),
     "a map of classes": ("y", np.moveaxis(background(5, 12, 12), -1, 1), ("scores",), Clues()),
     "a raw map of classes": ("y", 20 * np.moveaxis(background(5, 12, 12), -1, 1) - 7, ("scores",), Clues()),

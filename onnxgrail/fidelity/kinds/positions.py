@@ -38,6 +38,7 @@ SIDE = 8  # least positions per axis of an image
 EMPTY = 0.9  # least share of a heat map that is near 0
 HEAT = 1.5  # upper bound of a heat map, whose peaks are near 1
 RARE = 0.3  # largest share of positions of something rare
+RGB, TOGETHER = 3, 0.5  # channels of an image, and their least correlation
 
 
 def tokens(look: Look) -> tuple[Part, ...]:
@@ -155,7 +156,7 @@ def _scores(look: Look) -> tuple[Part, ...]:
     array = look.array
     axis = array.ndim - 1 if array.ndim == 3 else _columns(array)
     named = bool(SCORES.search(look.words))
-    if not named and (array.ndim == 3 or axis is None or not 1 < array.shape[axis] <= CLASSES):
+    if not named and (array.ndim == 3 or axis is None or not 1 < array.shape[axis] <= CLASSES or _colors(array, axis)):
         return ()
     why = "named as scores" if named else "one class stands out at most positions"
     if axis is None or array.shape[axis] == 1:
@@ -165,6 +166,14 @@ def _scores(look: Look) -> tuple[Part, ...]:
     if np.median(array) < -1 and np.mean(array.max(axis=axis) > 0) < OFTEN:
         return (Part(kind="scores", why=f"{why}, and no class at most positions", form="binary"),)
     return (_dense(array, axis, why, "logits"),)
+
+
+def _colors(array: Floats, axis: int) -> bool:
+    """Return True for red, green and blue in 0..255: they rise and fall together, where raw scores of classes part."""
+    rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+    if rows.shape[1] != RGB or rows.std(axis=0).min() < LOUD:
+        return False
+    return bool(np.corrcoef(rows, rowvar=False).min() > TOGETHER)
 
 
 def _lines(look: Look) -> tuple[Part, ...]:
