@@ -290,7 +290,7 @@ def test_weights_in_constant_nodes_get_fewer_bits(size: float, tmp_path: Path) -
     assert {one["weight"].split("/narrowed")[0]: one["bits"] for one in entries} == {
         name: few for name, few in bits.items() if few < 32
     }
-    assert right(tmp_path / "o.onnx") >= DENSE - 0.01
+    assert right(tmp_path / "o.onnx") >= DENSE - 0.02
 
 
 @pytest.mark.parametrize(("opset", "size"), [(17, 0.22), (21, 0.2)])
