@@ -46,6 +46,7 @@ ALIKE = {
     "a list of points by its name": ("keypoints", 100 * around(21, 3)),
     "points with their axes in front": ("y", 100 * around(3, 33)),
     "maps of offsets": ("y", around(6, 9, 9, low=-3, high=3)),
+    "colors of little contrast": ("y", np.clip(around(2, 16, 16, low=0.45, high=0.55), 0, 1)),
     "a few numbers of both signs": ("y", around(4, low=-0.5, high=0.5)),
 }
 

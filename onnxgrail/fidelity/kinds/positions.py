@@ -24,6 +24,7 @@ from onnxgrail.fidelity.kinds.part import (
     between,
     in_unit,
     probabilities,
+    values,
 )
 
 VECTOR = 64  # more numbers per token than this are a vector
@@ -100,7 +101,7 @@ def _in_range(look: Look) -> tuple[Part, ...]:
     if SCORES.search(look.words):
         return (scores,)
     if sum(size >= SIDE for size in array.shape[1:]) >= 2 and between(array):
-        return (Part(kind="values", why="an image: in 0..1, mostly in between"),)
+        return (values(look, "an image: in 0..1, mostly in between"),)
     axis = _columns(array) if array.ndim == 3 else None
     if axis is not None and BOX < array.shape[axis] <= WIDE:
         columns = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])

@@ -26,6 +26,7 @@ SHARP = 0.2  # least mean of the highest probability for many columns to count a
 FLAT = 0.1  # share of the way from equal probabilities to a certain class below which a softmax is flat
 MEAN = 0.5  # share of the mean over samples in the energy from which on a row is no embedding
 ALIKE = 0.01  # least standard deviation of a column, as a share of the largest one
+WIDTH = 16  # the number of columns of an embedding is a multiple of this, that of class scores hardly ever
 PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
 
 
@@ -97,7 +98,10 @@ def _class_row(look: Look) -> tuple[Part, ...]:
         return (values(look, "a few numbers, and no class stands out"),)
     if centered(look, MEAN) is not None:
         return (_differing(look, "one row of many numbers around a common mean"),)
-    return (Part(kind="embedding", why="one row of many numbers, no class stands out"),)
+    vector = Part(kind="embedding", why="one row of many numbers, no class stands out")
+    if columns % WIDTH == 0:
+        return (vector,)
+    return (vector, Part(kind="classes", why=f"as many as no vector has: {columns}", form="logits", axis=1, rows=True))
 
 
 ROW: tuple[Rule, ...] = (_features, _row_in_range, _one_number, _pattern, _positive, _class_row)
