@@ -97,7 +97,7 @@ def test_points_that_leave_the_unit_interval_later(low: float) -> None:
 
 def test_scores_that_leave_the_unit_interval_later() -> None:
     """Sums of the samples before and after are of one kind, whatever the batches are."""
-    a = RNG.uniform(0, 1, (N, 30)).astype(np.float32)
+    a = np.square(RNG.uniform(0, 1, (N, 30))).astype(np.float32)
     a[20:] *= 3
     b = (a + 0.1 * RNG.standard_normal(a.shape)).astype(np.float32)
     found = [judged("y", a, b, each) for each in (1, 8, 40)]
