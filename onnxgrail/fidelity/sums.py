@@ -155,14 +155,16 @@ def distances(
         brief: leave out what no loss reads: the cosine and the largest difference are NaN.
     """
     a, b = np.atleast_1d(wanted), np.atleast_1d(got)
-    if wanted.dtype.kind in "biu":
-        return _equal(flat(a == b))
-    scores = looks_like_logits(name, wanted)
+    whole = wanted.dtype.kind in "biu"
+    scores = not whole and looks_like_logits(name, wanted)
     classes = classes_of(goals or Goals(), a.shape, mask) if scores else None
     step = max(1, BLOCK * len(a) // max(a.size, 1))
     pieces = []
     for start in range(0, max(len(a), 1), step):
         cut = slice(start, start + step)
+        if whole:
+            pieces.append(_equal(a[cut], b[cut]))
+            continue
         shown = mask[cut] if mask is not None and a.shape[:2] == mask.shape else None
         right = None if classes is None else classes[cut]
         sides = (side[cut].astype(np.float64) for side in (a, b))
@@ -170,12 +172,13 @@ def distances(
     return pieces[0] if len(pieces) == 1 else _joined(pieces)
 
 
-def _equal(equal: Bools) -> Distances:
-    """Return the distances of values that are equal or not."""
+def _equal(a: Array, b: Array) -> Distances:
+    """Return the distances of whole numbers, which are equal or not, and may be levels of an image."""
+    equal, x, y = flat(a == b), flat(a).astype(np.float64), flat(b).astype(np.float64)
     none, rows = np.zeros(len(equal)), np.full(len(equal), equal.shape[1])
-    counts = equal.sum(axis=1)
-    shared: dict[str, Any] = {"cosine": none, "error": none, "energy": none, "max_abs": none, "kl": none}
-    return Distances(**shared, broken=rows * 0, rows=rows, agree=counts, real=False, logits=False)
+    error, energy = (np.einsum("ij,ij->i", side, side) for side in (x - y, x))
+    shared: dict[str, Any] = {"cosine": none, "error": error, "energy": energy, "max_abs": none, "kl": none}
+    return Distances(**shared, broken=rows * 0, rows=rows, agree=equal.sum(axis=1), real=False, logits=False)
 
 
 def _apart(a: Floats, b: Floats, *, mask: Bools | None, right: Ints | None, scores: bool, brief: bool) -> Distances:

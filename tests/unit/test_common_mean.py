@@ -118,6 +118,18 @@ def test_heat_maps_are_scores_beyond_the_unit_interval(name: str) -> None:
     assert verdict.value == pytest.approx(2 * kept / (1 + kept))
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16])
+@pytest.mark.parametrize("brief", [False, True])
+def test_levels_count_by_their_size(dtype: type, brief: bool) -> None:
+    """Images and waves in whole numbers are not just equal or not."""
+    a = RNG.integers(0, 100, (N, 3, 9, 9)).astype(dtype)
+    b = np.clip(a + RNG.integers(-9, 9, a.shape), 0, 100).astype(dtype)
+    tally = Tally(brief=brief)
+    tally.add({"y": a}, {"y": b})
+    x, y = a.astype(float), b.astype(float)
+    assert tally.results()[0].verdicts[0].value == pytest.approx(np.square(x - y).sum() / np.square(x).sum())
+
+
 def test_maps_beside_heat_maps_are_no_scores() -> None:
     both = np.concatenate([peaks(4, 16, 16), around(8, 16, 16)], axis=1)
     assert part("y", both).kind == "values"

@@ -15,6 +15,7 @@ from onnxgrail.fidelity.kinds.rows import ROW
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
 
 OTHER = "other values or shapes in later samples"
+LEVELS = 2  # most bytes of a whole number that can be a level of an image or a wave
 POINTS = 1024  # most points of one thing, such as a face or a hand; more are anchors of a detector
 
 
@@ -27,9 +28,8 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
         clues: known facts about the model's inputs.
     """
     first = arrays[0]
-    if first.dtype.kind in "biu":
-        levels = first.dtype.itemsize == 1 and len(np.unique(first)) > FEW
-        return (Part(kind="values", why="8-bit levels") if levels else Part(kind="labels", why="whole numbers"),)
+    if first.dtype.kind in "biu" and (first.dtype.itemsize > LEVELS or len(np.unique(first)) <= FEW):
+        return (Part(kind="labels", why="whole numbers"),)
     if name in clues.lists:
         kind, why = ("sequences", WRITTEN) if written(arrays) else ("values", LISTED)
         return (Part(kind=kind, why=why),)
@@ -42,6 +42,8 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
         return (Part(kind="values", why="no values"),)
     array = np.where(finite, array, array.min(where=finite, initial=np.inf))
     look = Look(words=name.lower(), array=array, clues=clues)
+    if first.dtype.kind in "biu":
+        return (_numbers(look, f"levels of {8 * first.dtype.itemsize} bits"),)
     otherwise = _numbers(look, OTHER)
     return tuple(replace(part, otherwise=otherwise) if part.form == "probabilities" else part for part in _found(look))
 
