@@ -67,6 +67,8 @@ def top(name: str, a: Array, b: Array, **options: Any) -> Verdict:
 
 CASES: dict[str, tuple[str, Array, tuple[str, ...], Clues]] = {
     "probabilities": ("y", softmax(normal(10)), ("classes",), Clues()),
+    "logarithms of probabilities": ("y", np.log(softmax(normal(10))), ("classes",), Clues()),
+    "logarithms for each token": ("y", np.log(softmax(normal(7, 9))), ("scores",), Clues()),
     "raw class scores": ("logits", normal(10), ("classes",), Clues()),
     "raw scores without a telling name": ("output", normal(100, scale=8), ("classes",), Clues()),
     "one score": ("y", sparse(1), ("classes",), Clues()),

@@ -54,16 +54,20 @@ def tokens(look: Look) -> tuple[Part, ...]:
 
 
 def distribution(look: Look) -> tuple[Part, ...]:
-    """Detect rows that sum to 1 along the last axis or the second one."""
+    """Detect rows that sum to 1 along the last axis or the second one, or whose exponentials do."""
     array = look.array
-    if array.ndim < 2 or array.min() < 0:
+    logs = array.max() <= SLACK and array.min() < 0
+    if array.ndim < 2 or (array.min() < 0 and not logs):
         return ()
+    form: Form = "logits" if logs else "probabilities"
+    why = "logarithms of rows that sum to 1" if logs else "rows sum to 1"
     for axis in dict.fromkeys((array.ndim - 1, 1)):
-        if array.shape[axis] < 2 or not np.allclose(array.sum(axis), 1.0, atol=SLACK):
+        sums = (np.exp(array) if logs else array).sum(axis)
+        if array.shape[axis] < 2 or not np.allclose(sums, 1.0, atol=SLACK):
             continue
         if array.shape[axis] == math.prod(array.shape[1:]):
-            return (Part(kind="classes", why="rows sum to 1", form="probabilities", axis=axis, rows=True),)
-        return (_dense(array, axis, "rows sum to 1", "probabilities"),)
+            return (Part(kind="classes", why=why, form=form, axis=axis, rows=True),)
+        return (_dense(array, axis, why, form),)
     return ()
 
 
