@@ -44,7 +44,7 @@ class Verdict:
     """The closeness of one output, or a part of it, to the reference by the measure of its kind.
 
     Attributes:
-        kind: classes, scores, tokens, sequences, labels, embedding, values or state.
+        kind: classes, scores, tokens, sequences, text, labels, embedding, values or state.
         why: the reason for the kind.
         part: the columns, empty if the whole output is one part.
         measure: name of the measure.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SHARES = frozenset({"classes", "scores", "sequences", "labels"})  # kinds whose value is a share
+SHARES = frozenset({"classes", "scores", "sequences", "text", "labels"})  # kinds whose value is a share
 FAR = 0.1  # a result with a larger loss, or a larger lost share, is hardly usable
 SILENT = "random inputs say nothing about quality"
 SEEN = "the fit has seen these samples"

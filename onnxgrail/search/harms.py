@@ -25,7 +25,7 @@ TRIALS = 3  # most trials of a block around a limit
 TWICE, DEEPER = 2, 2.0  # trials near a share, the second one with that part of the width
 HELD = 2**28  # bytes of new weights of a block, at all levels, that stay in memory
 HALF = 0.5  # least width at which a block is tried with fits, as a share of its units
-POWERS = {"classes": 2.0, "scores": 2.0, "sequences": 2.0}
+POWERS = {"classes": 2.0, "scores": 2.0, "sequences": 2.0, "text": 2.0}
 """Powers of the losses that add up over blocks, by kind of output; 1 for others.
 
 Errors of blocks are nearly independent, so that their squares add up. Differences of probabilities grow with the root

@@ -38,8 +38,9 @@ class Part:
 
     Attributes:
         kind: classes (one row of scores per sample), scores (in 0..1, of many positions), tokens (one row of scores
-            per token), sequences (symbols that a loop writes), labels (values that are equal or not), embedding, values
-            (maps, boxes, waves, points) or state (values that are fed back).
+            per token), sequences (symbols that a loop writes), text (letters and blanks, one row of scores per step of
+            a line), labels (values that are equal or not), embedding, values (maps, boxes, waves, points) or state
+            (values that are fed back).
         why: the reason for the kind.
         form: conversion to probabilities: none (`probabilities`), softmax (`logits`) or sigmoid (`binary`).
         axis: of the classes or columns, counted with the samples as axis 0.

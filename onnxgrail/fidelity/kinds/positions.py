@@ -39,6 +39,9 @@ SIDE = 8  # least positions per axis of an image
 EMPTY = 0.9  # least share of a heat map that is near 0
 HEAT = 1.5  # upper bound of a heat map, whose peaks are near 1
 RARE = 0.3  # largest share of positions of something rare
+LETTERS, STEPS = 11, 512  # least classes of a text, the digits and a blank, and most steps of a line
+LEAST, LINE = 2, 48  # letters of a line on average; a longer text is not read as a whole
+BLANK, SPIKE = 0.25, 2.0  # least share of blanks, and most steps of a letter on average
 RGB, TOGETHER = 3, 0.5  # channels of an image, and their least correlation
 
 
@@ -67,15 +70,36 @@ def distribution(look: Look) -> tuple[Part, ...]:
             continue
         if array.shape[axis] == math.prod(array.shape[1:]):
             return (Part(kind="classes", why=why, form=form, axis=axis, rows=True),)
-        return (_dense(array, axis, why, form),)
+        return (_dense(look, axis, why, form),)
     return ()
 
 
-def _dense(array: Floats, axis: int, why: str, form: Form) -> Part:
+def _dense(look: Look, axis: int, why: str, form: Form) -> Part:
     """Return a part with a distribution at each of many positions; the class of most positions is ignored."""
-    means = probabilities(np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]), form).mean(axis=0)
+    chances = probabilities(np.moveaxis(look.array, axis, -1), form)
+    blank = None if look.clues.ids is not None else _blank(chances)
+    if blank is not None:
+        return Part(kind="text", why=f"{why}, letters and blanks", form=form, axis=axis, rows=True, dominant=blank)
+    means = chances.reshape(-1, chances.shape[-1]).mean(axis=0)
     dominant = int(means.argmax()) if means.max() > OFTEN else None
     return Part(kind="scores", why=why, form=form, axis=axis, rows=True, dominant=dominant)
+
+
+def _blank(chances: Floats) -> int | None:
+    """Return the class of a blank if rows of classes (samples, ..., classes) are lines of text, as for CTC, else None.
+
+    Letters are single steps among blanks; what is found in pictures and sounds lasts longer, or has fewer classes.
+    """
+    labels, classes = chances.argmax(axis=-1), chances.shape[-1]
+    if classes < LETTERS or sum(size > 1 for size in labels.shape[1:]) != 1 or labels[0].size > STEPS:
+        return None
+    labels = labels.reshape(len(labels), -1)
+    counts = np.bincount(labels.ravel(), minlength=classes)
+    letters = labels != (blank := int(counts.argmax()))
+    begins = letters & (np.diff(labels, axis=1, prepend=-1) != 0)
+    each = begins.sum() / len(labels)
+    spikes = LEAST <= each <= LINE and letters.sum() <= SPIKE * begins.sum()
+    return blank if spikes and counts[blank] > BLANK * labels.size else None
 
 
 def _vectors(look: Look) -> tuple[Part, ...]:
@@ -170,7 +194,7 @@ def _scores(look: Look) -> tuple[Part, ...]:
         return ()
     if np.median(array) < -1 and np.mean(array.max(axis=axis) > 0) < OFTEN:
         return (Part(kind="scores", why=f"{why}, and no class at most positions", form="binary"),)
-    return (_dense(array, axis, why, "logits"),)
+    return (_dense(look, axis, why, "logits"),)
 
 
 def _colors(array: Floats, axis: int) -> bool:
@@ -184,13 +208,18 @@ def _colors(array: Floats, axis: int) -> bool:
 def _lines(look: Look) -> tuple[Part, ...]:
     """Detect raw scores of letters or words: at most positions one column stands out far, and not always the same."""
     array = look.array
-    rows, axes = array.reshape(-1, array.shape[-1]), sum(size > 1 for size in array.shape[1:-1])
-    if axes > 1 or array.ndim < 3 or array.min() >= 0 or np.median(rows.std(axis=1)) > LOUD:  # a spectrum, a wave
+    if array.ndim < 3 or array.min() >= 0:
         return ()
-    several = len(np.unique(rows.argmax(axis=1))) > FEW  # vectors may have a few large columns
-    far = rows.max(axis=1) - rows.mean(axis=1) > OUT * rows.std(axis=1)
-    clear = np.mean(far & (probabilities(rows, "logits").max(axis=1) > OFTEN)) > OFTEN
-    return (_dense(array, array.ndim - 1, "one of many columns stands out", "logits"),) if several and clear else ()
+    for axis in dict.fromkeys((array.ndim - 1, 1)):
+        wide = sum(size > 1 for place, size in enumerate(array.shape) if place not in (0, axis))
+        rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+        if wide > 1 or np.median(rows.std(axis=1)) > LOUD:  # a spectrum, a wave
+            continue
+        several = len(np.unique(rows.argmax(axis=1))) > FEW  # vectors may have a few large columns
+        far = rows.max(axis=1) - rows.mean(axis=1) > OUT * rows.std(axis=1)
+        if several and np.mean(far & (probabilities(rows, "logits").max(axis=1) > OFTEN)) > OFTEN:
+            return (_dense(look, axis, "one of many columns stands out", "logits"),)
+    return ()
 
 
 def _rare(look: Look) -> tuple[Part, ...]:

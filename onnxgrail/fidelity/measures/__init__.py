@@ -6,6 +6,7 @@ from onnxgrail.core import Floats
 from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.measures.measure import Batch, Measure
 from onnxgrail.fidelity.measures.scores import CLASSES, FAINT, HIGHEST, SCORES, SEQUENCES, TOKENS, active
+from onnxgrail.fidelity.measures.text import TEXT
 from onnxgrail.fidelity.measures.values import BOXES, CENTERED, EMBEDDING, LABELS, NUMBERS, UNREAD, VALUES
 
 __all__ = ["MEASURES", "SCALES", "Batch", "Measure", "active", "measure_of", "unread"]
@@ -15,6 +16,7 @@ MEASURES = {
     "scores": SCORES,
     "tokens": TOKENS,
     "sequences": SEQUENCES,
+    "text": TEXT,
     "labels": LABELS,
     "embedding": EMBEDDING,
     "values": VALUES,
