@@ -107,8 +107,10 @@ def _errors(graph: ir.Graph, weight: Weight) -> tuple[str, str] | None:
         return None
     codes, scale = rounded(weight.array, weight.axes)
     name = f"{weight.name}/error"
-    value = added(graph, weight.array - codes.astype(np.float32) * scale, f"{name}/weight")
-    last = appended(graph, node.op_type, [node.inputs[0], value], f"{name}/layer", node.attributes.values())
-    if node.op_type != "Gemm":
+    inputs = [node.inputs[0], added(graph, weight.array - codes.astype(np.float32) * scale, f"{name}/weight")]
+    if gemm := node.op_type == "Gemm":  # which needs a bias before opset 11
+        inputs.append(added(graph, np.zeros(1, np.float32), f"{name}/bias"))
+    last = appended(graph, node.op_type, inputs, f"{name}/layer", node.attributes.values())
+    if not gemm:
         last = appended(graph, "GlobalAveragePool", [last], f"{name}/mean")
     return weight.name, last.name or ""
