@@ -96,6 +96,7 @@ CASES: dict[str, tuple[str, Array, tuple[str, ...], Clues]] = {
     "an embedding of length 1": ("y", softmax(normal(64)) ** 0.5, ("embedding",), Clues()),
     "close scores of classes": ("output", normal(100), ("embedding", "classes"), Clues()),
     "large scores of classes": ("output", normal(43, scale=20), ("embedding", "classes"), Clues()),
+    "a series of large numbers": ("output", normal(100, scale=300), ("embedding",), Clues()),
     "an embedding by its values": ("output", normal(400, scale=0.1), ("embedding",), Clues()),
     "an embedding of large numbers": ("output", normal(96, scale=16), ("embedding",), Clues()),
     "frequencies": ("pitch", np.abs(normal(101, scale=200)), ("values",), Clues()),

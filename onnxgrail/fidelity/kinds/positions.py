@@ -90,14 +90,14 @@ def _blank(chances: Floats) -> int | None:
 
     Letters are single steps among blanks; what is found in pictures and sounds lasts longer, or has fewer classes.
     """
-    labels, classes = chances.argmax(axis=-1), chances.shape[-1]
-    if classes < LETTERS or sum(size > 1 for size in labels.shape[1:]) != 1 or labels[0].size > STEPS:
+    count, *steps, classes = chances.shape
+    if classes < LETTERS or sum(size > 1 for size in steps) != 1 or max(steps) > STEPS:
         return None
-    labels = labels.reshape(len(labels), -1)
+    labels = chances.argmax(axis=-1).reshape(count, -1)
     counts = np.bincount(labels.ravel(), minlength=classes)
     letters = labels != (blank := int(counts.argmax()))
     begins = letters & (np.diff(labels, axis=1, prepend=-1) != 0)
-    each = begins.sum() / len(labels)
+    each = begins.sum() / count
     spikes = LEAST <= each <= LINE and letters.sum() <= SPIKE * begins.sum()
     return blank if spikes and counts[blank] > BLANK * labels.size else None
 

@@ -27,6 +27,7 @@ FLAT = 0.1  # share of the way from equal probabilities to a certain class below
 MEAN = 0.5  # share of the mean over samples in the energy from which on a row is no embedding
 ALIKE = 0.01  # least standard deviation of a column, as a share of the largest one
 WIDTH = 16  # the number of columns of an embedding is a multiple of this, that of class scores hardly ever
+VAST = 30.0  # spread of a row from which on it holds no scores at all
 PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
 
 
@@ -90,8 +91,8 @@ def _class_row(look: Look) -> tuple[Part, ...]:
     named, columns = bool(SCORES.search(look.words)), look.rows.shape[1]
     few, equal = columns <= FEW, 1 / columns
     least = equal + FLAT * (1 - equal) if few else SHARP
-    loud = not few and np.median(look.rows.std(axis=1)) > LOUD
-    if named or (not loud and probabilities(look.rows, "logits").max(axis=1).mean() >= least):
+    spread = np.median(look.rows.std(axis=1))
+    if named or ((few or spread <= LOUD) and probabilities(look.rows, "logits").max(axis=1).mean() >= least):
         why = "named as scores" if named else "one row of scores"
         return (Part(kind="classes", why=why, form="logits", axis=1, rows=True),)
     if few:
@@ -99,7 +100,7 @@ def _class_row(look: Look) -> tuple[Part, ...]:
     if centered(look, MEAN) is not None:
         return (_differing(look, "one row of many numbers around a common mean"),)
     vector = Part(kind="embedding", why="one row of many numbers, no class stands out")
-    if columns % WIDTH == 0:
+    if columns % WIDTH == 0 or spread > VAST:
         return (vector,)
     return (vector, Part(kind="classes", why=f"as many as no vector has: {columns}", form="logits", axis=1, rows=True))
 

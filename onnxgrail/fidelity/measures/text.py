@@ -15,7 +15,7 @@ from onnxgrail.fidelity.measures.scores import SEQUENCES
 def _text(batch: Batch) -> Floats:
     """Compute the difference of letters over the whole line, its equality in both models, and 1.
 
-    A line is right or wrong as a whole: with ten letters, a hundredth of each is a tenth of the lines.  Steps at which
+    A line is right or wrong as a whole: with ten letters, a hundredth of each is a tenth of the lines. Steps at which
     neither model sees a letter do not count, however many they are.
     """
     part = batch.part
