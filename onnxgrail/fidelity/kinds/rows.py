@@ -9,6 +9,7 @@ from onnxgrail.fidelity.kinds.part import (
     FEATURES,
     FEW,
     LOUD,
+    OFTEN,
     SCORES,
     SEEN,
     SLACK,
@@ -28,6 +29,7 @@ MEAN = 0.5  # share of the mean over samples in the energy from which on a row i
 ALIKE = 0.01  # least standard deviation of a column, as a share of the largest one
 WIDTH = 16  # the number of columns of an embedding is a multiple of this, that of class scores hardly ever
 VAST = 30.0  # spread of a row from which on it holds no scores at all
+VISIBLE = 0.01  # least standard deviation of chances that differ
 PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
 
 
@@ -44,7 +46,14 @@ def _row_in_range(look: Look) -> tuple[Part, ...]:
     if not in_unit(look.array) or (look.rows.shape[1] > FEW and between(look.array) and _pattern(look)):
         return ()
     kind = "classes" if look.rows.shape[1] == 1 else "scores"
-    return (Part(kind=kind, why="in 0..1", form="probabilities"),)
+    scores = Part(kind=kind, why="in 0..1", form="probabilities")
+    return (scores, _differing(look, "chances on one side of 0.5")) if _undecided(look) else (scores,)
+
+
+def _undecided(look: Look) -> bool:
+    """Return True for chances that decide nothing by themselves, such as risks or click rates: their order counts."""
+    low, high, known = look.array.min(), look.array.max(), len(look.rows) >= SEEN and not look.clues.synthetic
+    return known and look.rows.shape[1] == 1 and not low < OFTEN <= high and look.array.std() > VISIBLE
 
 
 def _one_number(look: Look) -> tuple[Part, ...]:
