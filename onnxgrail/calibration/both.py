@@ -89,7 +89,7 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     feed, labels = fed
     looked = texts and not synthetic and labels is None
     text = predicted(reference, feed, wanted) if looked else None
-    clues = clues_of(feed, text=text, known=looked, synthetic=synthetic)
+    clues = clues_of(feed, wanted, text=text, known=looked, synthetic=synthetic)
     lists, vectors = Lists(open_axes(reference.shapes), clues.lists), takes_vectors(reference.given.values())
     return Comparer(clues, text, lists, vectors)
 

@@ -1,8 +1,9 @@
-"""Information from a model's inputs about its outputs: predicted tokens, and states that are fed back."""
+"""Information about the outputs of a model from its inputs, and from all of its outputs together."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ SIDES = frozenset({"past", "present", "in", "out", "input", "output", "prev", "n
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clues:
-    """Known facts about the inputs of a model.
+    """Known facts about the inputs and outputs of a model.
 
     Attributes:
         ids: shape (B, S) of an input of token ids, None if there is none.
@@ -25,6 +26,7 @@ class Clues:
         fed: shapes of floating-point inputs, by name.
         synthetic: True if the inputs are random.
         lists: names of the outputs that are lists, as far as known; `Lists` adds to it.
+        common: lengths of axes that several outputs have, such as the positions of scores and boxes.
     """
 
     ids: tuple[int, ...] | None = None
@@ -32,6 +34,7 @@ class Clues:
     fed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     synthetic: bool = False
     lists: set[str] = field(default_factory=set)
+    common: frozenset[int] = frozenset()
 
     def is_state(self, name: str, shape: tuple[int, ...]) -> bool:
         """Return True if an output is fed back into the model: named as a state, and like an input of its shape."""
@@ -40,18 +43,22 @@ class Clues:
         return any(_alike(name, other) and _one_grows(shape, given) for other, given in self.fed.items())
 
 
-def clues_of(feed: Feed, *, text: str | None, known: bool, synthetic: bool) -> Clues:
+def clues_of(feed: Feed, outputs: Feed, *, text: str | None, known: bool, synthetic: bool) -> Clues:
     """Derive the clues from a feed.
 
     Args:
         feed: inputs by name.
+        outputs: of the model, by name.
         text: the input whose next tokens the model predicts, None if there is none.
         known: True if `text` is the result of a check, False if it is unknown.
         synthetic: True if the feed is random.
     """
     ids = next((a.shape for a in feed.values() if a.ndim == 2 and a.dtype.kind in "iu" and a.shape[1] > 1), None)
     fed = {name: np.shape(a) for name, a in feed.items() if a.dtype.kind in "fV"}
-    return Clues(ids=ids, predicts=text is not None or not known, fed=fed, synthetic=synthetic)
+    shapes = [array.shape[1:] for array in outputs.values() if isinstance(array, np.ndarray)]  # others are lists
+    lengths = Counter(size for shape in shapes for size in set(shape))
+    common = frozenset(size for size, count in lengths.items() if count > 1)
+    return Clues(ids=ids, predicts=text is not None or not known, fed=fed, synthetic=synthetic, common=common)
 
 
 def _lower(name: str) -> str:

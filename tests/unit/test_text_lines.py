@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxgrail.core import Array
-from onnxgrail.fidelity import Clues, Tally, Verdict
+from onnxgrail.fidelity import Clues, Tally, Verdict, clues_of
 from onnxgrail.fidelity.kinds import parts_of
 
 N, STEPS, CLASSES, BLANK = 40, 18, 37, 36
@@ -37,8 +37,8 @@ def line(scores: Array) -> list[int]:
     return [int(label) for label, _ in itertools.groupby(scores.argmax(axis=-1)) if label != BLANK]
 
 
-def kind(array: Array, **clues: tuple[int, int]) -> str:
-    return parts_of("y", [array], Clues(**clues))[0].kind
+def kind(array: Array, clues: Clues | None = None) -> str:
+    return parts_of("y", [array], clues or Clues())[0].kind
 
 
 def judged(a: Array, b: Array) -> Verdict:
@@ -60,7 +60,12 @@ def test_what_lasts_or_has_few_classes_is_no_text(rng: np.random.Generator) -> N
     assert kind(softmax(written(rng, lasts=3))) == "scores"
     assert kind(softmax(written(rng, classes=5))) == "scores"
     assert kind(softmax(np.tile(written(rng), (1, 40, 1)))) == "scores"  # anchors of a detector
-    assert kind(softmax(written(rng)), ids=(N, STEPS)) == "scores"  # kinds of words
+    scores = softmax(written(rng))
+    assert kind(scores, Clues(ids=(N, STEPS))) == "scores"  # kinds of words
+    outputs: dict[str, Array] = {"y": scores, "boxes": np.zeros((N, STEPS, 4), np.float32)}
+    assert kind(scores, clues_of({}, outputs, text=None, known=True, synthetic=False)) == "scores"
+    outputs["boxes"] = np.zeros((N, 5), np.float32)  # the color of a plate
+    assert kind(scores, clues_of({}, outputs, text=None, known=True, synthetic=False)) == "text"
 
 
 def test_a_line_is_equal_if_its_letters_are(rng: np.random.Generator) -> None:

@@ -77,7 +77,8 @@ def distribution(look: Look) -> tuple[Part, ...]:
 def _dense(look: Look, axis: int, why: str, form: Form) -> Part:
     """Return a part with a distribution at each of many positions; the class of most positions is ignored."""
     chances = probabilities(np.moveaxis(look.array, axis, -1), form)
-    blank = None if look.clues.ids is not None else _blank(chances)
+    other = look.clues.ids is not None or not look.clues.common.isdisjoint(chances.shape[1:-1])  # of words or boxes
+    blank = None if other else _blank(chances)
     if blank is not None:
         return Part(kind="text", why=f"{why}, letters and blanks", form=form, axis=axis, rows=True, dominant=blank)
     means = chances.reshape(-1, chances.shape[-1]).mean(axis=0)
