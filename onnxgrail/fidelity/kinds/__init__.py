@@ -28,7 +28,8 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
         clues: known facts about the model's inputs.
     """
     first = arrays[0]
-    if first.dtype.kind in "biu" and (first.dtype.itemsize > LEVELS or len(np.unique(first)) <= FEW):
+    whole = first.dtype.kind in "biu"
+    if whole and (first.dtype.itemsize > LEVELS or len(np.unique(first)) <= FEW):
         return (Part(kind="labels", why="whole numbers"),)
     if name in clues.lists:
         kind, why = ("sequences", WRITTEN) if written(arrays) else ("values", LISTED)
@@ -42,7 +43,7 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
         return (Part(kind="values", why="no values"),)
     array = np.where(finite, array, array.min(where=finite, initial=np.inf))
     look = Look(words=name.lower(), array=array, clues=clues)
-    if first.dtype.kind in "biu":
+    if whole:
         return (_numbers(look, f"levels of {8 * first.dtype.itemsize} bits"),)
     otherwise = _numbers(look, OTHER)
     return tuple(replace(part, otherwise=otherwise) if part.form == "probabilities" else part for part in _found(look))

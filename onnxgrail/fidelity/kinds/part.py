@@ -75,6 +75,11 @@ class Look:
     clues: Clues
 
     @property
+    def telling(self) -> bool:
+        """Return True if the samples are real, and enough to show what they have in common."""
+        return len(self.array) >= SEEN and not self.clues.synthetic
+
+    @property
     def rows(self) -> Floats:
         """Return one row of numbers per sample."""
         return flat(self.array)
@@ -107,8 +112,7 @@ def centered(look: Look, least: float = -np.inf) -> Floats | None:
     """
     energy = np.square(look.array).mean(axis=0).sum()
     share = 1 - look.array.var(axis=0).sum() / energy if energy > 0 else 1.0
-    unknown = len(look.array) < SEEN or look.clues.synthetic or not least < share < 1 - EQUAL
-    return None if unknown else look.array.mean(axis=0)
+    return look.array.mean(axis=0) if look.telling and least < share < 1 - EQUAL else None
 
 
 def values(look: Look, why: str) -> Part:

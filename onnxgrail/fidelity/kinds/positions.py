@@ -75,7 +75,7 @@ def distribution(look: Look) -> tuple[Part, ...]:
 
 
 def _dense(look: Look, axis: int, why: str, form: Form) -> Part:
-    """Return a part with a distribution at each of many positions; the class of most positions is ignored."""
+    """Return a part with a distribution at each of many positions, which ignores a dominant class, or lines of text."""
     chances = probabilities(np.moveaxis(look.array, axis, -1), form)
     other = look.clues.ids is not None or not look.clues.common.isdisjoint(chances.shape[1:-1])  # of words or boxes
     blank = None if other else _blank(chances)
@@ -214,10 +214,11 @@ def _lines(look: Look) -> tuple[Part, ...]:
     for axis in dict.fromkeys((array.ndim - 1, 1)):
         wide = sum(size > 1 for place, size in enumerate(array.shape) if place not in (0, axis))
         rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
-        if wide > 1 or np.median(rows.std(axis=1)) > LOUD:  # a spectrum, a wave
+        spread = rows.std(axis=1)
+        if wide > 1 or np.median(spread) > LOUD:  # a spectrum, a wave
             continue
         several = len(np.unique(rows.argmax(axis=1))) > FEW  # vectors may have a few large columns
-        far = rows.max(axis=1) - rows.mean(axis=1) > OUT * rows.std(axis=1)
+        far = rows.max(axis=1) - rows.mean(axis=1) > OUT * spread
         if several and np.mean(far & (probabilities(rows, "logits").max(axis=1) > OFTEN)) > OFTEN:
             return (_dense(look, axis, "one of many columns stands out", "logits"),)
     return ()

@@ -11,7 +11,6 @@ from onnxgrail.fidelity.kinds.part import (
     LOUD,
     OFTEN,
     SCORES,
-    SEEN,
     SLACK,
     Look,
     Part,
@@ -52,8 +51,8 @@ def _row_in_range(look: Look) -> tuple[Part, ...]:
 
 def _undecided(look: Look) -> bool:
     """Return True for chances that decide nothing by themselves, such as risks or click rates: their order counts."""
-    low, high, known = look.array.min(), look.array.max(), len(look.rows) >= SEEN and not look.clues.synthetic
-    return known and look.rows.shape[1] == 1 and not low < OFTEN <= high and look.array.std() > VISIBLE
+    sides = np.unique(look.array >= OFTEN)
+    return bool(look.telling and look.rows.shape[1] == 1 and len(sides) == 1 and look.array.std() > VISIBLE)
 
 
 def _one_number(look: Look) -> tuple[Part, ...]:
@@ -67,7 +66,7 @@ def _one_number(look: Look) -> tuple[Part, ...]:
 def _pattern(look: Look) -> tuple[Part, ...]:
     """Detect rows that hardly differ from their mean, such as points of a face; class scores differ."""
     rows = look.rows
-    if len(rows) < SEEN or look.clues.synthetic or SCORES.search(look.words):
+    if not look.telling or SCORES.search(look.words):
         return ()
     inside = np.square(rows - rows.mean(axis=0)).sum()
     if len(np.unique(rows.argmax(axis=1))) > 1 and inside >= PATTERN * np.square(rows - rows.mean()).sum():

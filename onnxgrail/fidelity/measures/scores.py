@@ -78,7 +78,7 @@ def _scores(batch: Batch) -> Floats:
     """
     part = batch.part
     rows = part.rows and part.axis is not None
-    first, second = (probabilities(_last(v, part) if rows else v, part.form) for v in (batch.a, batch.b))
+    first, second = (probabilities(columns_last(v, part) if rows else v, part.form) for v in (batch.a, batch.b))
     p, q = first, second
     if rows and part.dominant is not None:
         p, q = (np.delete(v, part.dominant, axis=-1) for v in (first, second))
@@ -99,7 +99,7 @@ def _scores(batch: Batch) -> Floats:
     return np.stack([far, most, *found, *_top(p, q)], axis=1)
 
 
-def _last(values: Floats, part: Part) -> Floats:
+def columns_last(values: Floats, part: Part) -> Floats:
     """Return scores with the axis of the classes or columns last."""
     return values if part.axis is None else np.moveaxis(values, part.axis, -1)
 
@@ -114,7 +114,7 @@ def active(part: Part, a: Floats, b: Floats) -> Bools:
     """
     masks = []
     for values in (a, b):
-        scores = probabilities(_last(values, part), part.form)
+        scores = probabilities(columns_last(values, part), part.form)
         if part.dominant is not None:
             scores = np.delete(scores, part.dominant, axis=-1)
         masks.append((scores > ACTIVE).reshape(*scores.shape[:2], -1).any(axis=-1))

@@ -9,7 +9,7 @@ import numpy as np
 from onnxgrail.core import Floats, Ints
 from onnxgrail.fidelity.kinds.part import probabilities
 from onnxgrail.fidelity.measures.measure import ACTIVE, Batch
-from onnxgrail.fidelity.measures.scores import SEQUENCES
+from onnxgrail.fidelity.measures.scores import SEQUENCES, columns_last
 
 
 def _text(batch: Batch) -> Floats:
@@ -19,15 +19,14 @@ def _text(batch: Batch) -> Floats:
     neither model sees a letter do not count, however many they are.
     """
     part = batch.part
-    axis = -1 if part.axis is None else part.axis
-    sides = [probabilities(np.moveaxis(values, axis, -1), part.form) for values in (batch.a, batch.b)]
+    sides = [probabilities(columns_last(values, part), part.form) for values in (batch.a, batch.b)]
     p, q = (side.reshape(len(side), -1, side.shape[-1]) for side in sides)
     equal = [
         np.array_equal(_read(a, part.dominant), _read(b, part.dominant))
         for a, b in zip(p.argmax(axis=2), q.argmax(axis=2), strict=True)
     ]
-    if part.dominant is not None:
-        p, q = (np.delete(side, part.dominant, axis=2) for side in (p, q))
+    letters = np.arange(p.shape[2]) != part.dominant
+    p, q = p[..., letters], q[..., letters]
     far = np.abs(p - q).sum(axis=(1, 2), where=np.maximum(p, q) > ACTIVE)
     return np.stack([np.minimum(far, 1.0), np.array(equal, np.float64), np.ones(len(far))], axis=1)
 
