@@ -182,8 +182,10 @@ class Values(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         """Return the value."""
-        found = self._kept.get(name)
-        return compute(self._model, name).astype(self._types[name], copy=False) if found is None else found
+        if name in self._kept:
+            return self._kept[name]
+        kind = self._types[name]  # raises KeyError before anything is computed
+        return compute(self._model, name).astype(kind, copy=False)
 
     def __contains__(self, name: object) -> bool:
         """Return True if the value is known; compute nothing."""

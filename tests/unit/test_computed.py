@@ -27,3 +27,16 @@ def test_what_borrows_a_type_of_an_input_is_kept(tmp_path: Path) -> None:
     facts = observe(loaded, feed(loaded))
     assert np.array_equal(facts.values["e"], np.zeros(1024, np.float32))
     assert facts.values["t"].shape == (512, 1024)
+
+
+def test_what_is_unknown_is_not_computed(tmp_path: Path) -> None:
+    """An input that a node lacks has no name, and what follows from the inputs no value."""
+    model = tiny(
+        "float[N,512] x => float[N,1024] y", "t = Transpose(w)\nh = MatMul(x, t)\ny = Relu(h)", {"w": (1024, 512)}
+    )
+    onnx.save(ir.to_proto(model), tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
+    loaded = model_file.load(tmp_path / "m.onnx")
+    values = observe(loaded, feed(loaded)).values
+    assert values.get("") is None
+    assert values.get("h") is None
+    assert values["t"].shape == (512, 1024)
