@@ -59,6 +59,12 @@ MODELS = {
         "a = MatMul(x, u)\nb = Add(a, s)\nc = MatMul(b, d)\ne = Add(c, s)\ny = MatMul(e, f)",
         {"u": (6, 8), "d": (8, 8), "s": (8,), "f": (8, 3)},
     ),
+    "standardized": tiny(  # the new statistics beside a normalized weight are not read
+        "float[N,1,4,4] x => float[] y",
+        "v, m, s = BatchNormalization<training_mode=1>(w0, g0, z, z, z)\nw = Transpose<perm=[1,0,2,3]>(v)\n"
+        "a = Conv(x, w)\nb = Relu(a)\ny = Conv(b, w1)",
+        {"w0": (1, 8, 3, 3), "g0": (8,), "z": np.zeros(8, np.float32), "w1": (4, 8, 1, 1)},
+    ),
     "heads": tiny(
         "float[N,5,8] x => float[] y",
         "q = MatMul(x, wq)\nr = Reshape(q, s)\nt = Transpose<perm=[0,2,1,3]>(r)\nu = Transpose<perm=[0,2,3,1]>(r)\n"

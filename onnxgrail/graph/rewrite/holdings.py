@@ -136,7 +136,7 @@ class _Finder:
         while queue:
             now = queue.pop()
             uses = list(now.uses())
-            fixed |= now.is_graph_output() or now.name in self.captured or not uses
+            fixed |= now.is_graph_output() or now.name in self.captured or not (uses or _beside(now))
             for use in uses:
                 operand = self.operands.get((key(use.node), use.idx))
                 made = [v for v in use.node.outputs if v.name]
@@ -207,6 +207,12 @@ def _leaf(value: ir.Value, facts: Facts) -> _Leaf | None:
         return _Leaf(value, count * _counts(value, facts), 0)
     size = count * facts.dtypes[name].itemsize if name in facts.dtypes else 0
     return _Leaf(value, count * _counts(value, facts) * (count > 1), size)
+
+
+def _beside(value: ir.Value) -> bool:
+    """Return True if another output of the node is read: new statistics beside a normalized weight stay unread."""
+    node = value.producer()
+    return node is not None and any(other.uses() for other in node.outputs)
 
 
 def _counts(value: ir.Value, facts: Facts) -> bool:
