@@ -144,3 +144,13 @@ def test_what_is_always_0_has_no_common_mean(shape: tuple[int, ...]) -> None:
 
 def test_both_losses_are_equal_where_one_takes_over() -> None:
     assert pytest.approx(1 - CENTERED.scale / VALUES.scale, abs=0.005) == COMMON
+
+
+def test_class_scores_around_a_common_mean_are_judged_as_classes_too() -> None:
+    """As of a classifier with a thousand classes, all of whose logits are far below 0."""
+    logits = np.float32(-70) + 15 * RNG.standard_normal((N, 1098)).astype(np.float32)
+    values, classes = parts_of("linear", [logits], Clues())
+    assert values.center is not None
+    assert classes.kind == "classes"
+    columns = np.float32(-70) + 15 * RNG.standard_normal((N, 1024)).astype(np.float32)  # as long as vectors are
+    assert [found.kind for found in parts_of("linear", [columns], Clues())] == ["values"]

@@ -105,9 +105,9 @@ def _class_row(look: Look) -> tuple[Part, ...]:
         return (Part(kind="classes", why=why, form="logits", axis=1, rows=True),)
     if few:
         return (values(look, "a few numbers, and no class stands out"),)
-    if centered(look, MEAN) is not None:
-        return (_differing(look, "one row of many numbers around a common mean"),)
     vector = Part(kind="embedding", why="one row of many numbers, no class stands out")
+    if centered(look, MEAN) is not None:
+        vector = _differing(look, "one row of many numbers around a common mean")
     if columns % WIDTH == 0 or spread > VAST:
         return (vector,)
     return (vector, Part(kind="classes", why=f"as many as no vector has: {columns}", form="logits", axis=1, rows=True))
