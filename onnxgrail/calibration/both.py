@@ -7,21 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.signature import padding_mask, takes_vectors
 from onnxgrail.calibration.runtime.session import USUAL, Session, Setup, open_session
-from onnxgrail.core import Array, Feed, Labels
+from onnxgrail.calibration.texts import Text, text_of
+from onnxgrail.core import Feed, Labels
 from onnxgrail.fidelity import Clues, Tally, clues_of
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.lists import Lists, open_axes
 from onnxgrail.graph.io.serial import Packed
 from onnxgrail.graph.rewrite.interface import Port, fit
 from onnxgrail.machine.progress import Progress, silent
-
-NAMES = ("decoder_input_ids", "input_ids")  # logits belong to the first name that the feed has
-
 
 Source = Packed | bytes | str | Path
 Fed = tuple[Feed, Labels | None]
@@ -49,13 +45,13 @@ class Comparer:
 
     Attributes:
         clues: known facts about the inputs.
-        text: the input whose next tokens the model predicts, None if there is none.
+        text: the tokens that the model predicts, None if there are none.
         lists: finds outputs whose length depends on the values of the inputs.
         vectors: the inputs have no axis that counts samples.
     """
 
     clues: Clues
-    text: str | None
+    text: Text | None
     lists: Lists
     vectors: bool = False
 
@@ -70,7 +66,9 @@ class Comparer:
             ports: inputs and outputs that the other model lacks or has narrower.
         """
         feed, labels = fed
-        goals = Goals(labels=labels, tokens=None if self.text is None else feed[self.text])
+        goals = Goals(labels=labels)
+        if self.text is not None:
+            goals = Goals(labels=labels, tokens=feed[self.text.tokens], scores=self.text.scores)
         single = self.vectors or all(array.ndim == 0 or len(array) == 1 for array in feed.values())
         one, two = self.lists.leveled(feed, fit(wanted, ports), got)
         tally.add(one, two, mask=padding_mask(feed), goals=goals, single=single)
@@ -88,8 +86,9 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     """
     feed, labels = fed
     looked = texts and not synthetic and labels is None
-    text = predicted(reference, feed, wanted) if looked else None
-    clues = clues_of(feed, wanted, text=text, known=looked, synthetic=synthetic)
+    text = text_of(reference, feed, wanted) if looked else None
+    scores = None if text is None else text.scores
+    clues = clues_of(feed, wanted, scores=scores, known=looked, synthetic=synthetic)
     lists, vectors = Lists(open_axes(reference.shapes), clues.lists), takes_vectors(reference.given.values())
     return Comparer(clues, text, lists, vectors)
 
@@ -127,31 +126,3 @@ def run_both(
             comparer.add(tally, fed, wanted, two.run(fit(fed[0], pair.ports)), pair.ports)
         progress("compare", total, total)
     return tally
-
-
-def predicted(session: Session, feed: Feed, outputs: Feed) -> str | None:
-    """Return the name of the input whose next tokens the model predicts; None if it does not.
-
-    Models that fill in blanks have outputs of the same shape, but their outputs depend on later tokens.  So the last
-    token is changed: if outputs at earlier tokens change, the model does not predict the next token.
-    """
-    name = next((name for name in NAMES if name in feed), None)
-    if name is None:
-        return None
-    tokens, mask = feed[name], padding_mask(feed)
-    scores = next((n for n, a in outputs.items() if "logit" in n.lower() and _per_token(a, tokens)), None)
-    if scores is None or tokens.shape[1] < 2 or tokens.min() == tokens.max():
-        return None
-    real = np.ones(tokens.shape, bool) if mask is None or mask.shape != tokens.shape else mask
-    last = tokens.shape[1] - 1 - real[:, ::-1].argmax(axis=1)
-    rows = np.arange(len(tokens))
-    other = tokens.copy()
-    other[rows, last] = np.where(tokens[rows, last] == tokens.max(), tokens.min(), tokens.max())
-    before, after = outputs[scores], np.asarray(session.run({**feed, name: other})[scores])
-    earlier = real & (np.arange(tokens.shape[1]) < last[:, None])
-    size = float(np.abs(before[earlier]).max(initial=0.0))
-    return name if np.allclose(before[earlier], after[earlier], rtol=1e-3, atol=1e-3 * size) else None
-
-
-def _per_token(array: object, tokens: Array) -> bool:
-    return isinstance(array, np.ndarray) and array.ndim == 3 and array.shape[:2] == tokens.shape

@@ -23,6 +23,7 @@ class Clues:
     Attributes:
         ids: shape (B, S) of an input of token ids, None if there is none.
         predicts: True if the model predicts the next of these tokens, or if that is unknown.
+        scores: name of the output that predicts them, in lower case; empty if none was found.
         fed: shapes of floating-point inputs, by name.
         synthetic: True if the inputs are random.
         lists: names of the outputs that are lists, as far as known; `Lists` adds to it.
@@ -31,6 +32,7 @@ class Clues:
 
     ids: tuple[int, ...] | None = None
     predicts: bool = False
+    scores: str = ""
     fed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     synthetic: bool = False
     lists: set[str] = field(default_factory=set)
@@ -43,14 +45,14 @@ class Clues:
         return any(_alike(name, other) and _one_grows(shape, given) for other, given in self.fed.items())
 
 
-def clues_of(feed: Feed, outputs: Feed, *, text: str | None, known: bool, synthetic: bool) -> Clues:
+def clues_of(feed: Feed, outputs: Feed, *, scores: str | None, known: bool, synthetic: bool) -> Clues:
     """Derive the clues from a feed.
 
     Args:
         feed: inputs by name.
         outputs: of the model, by name.
-        text: the input whose next tokens the model predicts, None if there is none.
-        known: True if `text` is the result of a check, False if it is unknown.
+        scores: the output that predicts the next tokens, None if there is none.
+        known: True if `scores` is the result of a check, False if it is unknown.
         synthetic: True if the feed is random.
     """
     ids = next((a.shape for a in feed.values() if a.ndim == 2 and a.dtype.kind in "iu" and a.shape[1] > 1), None)
@@ -58,7 +60,14 @@ def clues_of(feed: Feed, outputs: Feed, *, text: str | None, known: bool, synthe
     shapes = [array.shape[1:] for array in outputs.values() if isinstance(array, np.ndarray)]  # others are lists
     lengths = Counter(size for shape in shapes for size in set(shape))
     common = frozenset(size for size, count in lengths.items() if count > 1)
-    return Clues(ids=ids, predicts=text is not None or not known, fed=fed, synthetic=synthetic, common=common)
+    return Clues(
+        ids=ids,
+        predicts=scores is not None or not known,
+        scores=(scores or "").lower(),
+        fed=fed,
+        synthetic=synthetic,
+        common=common,
+    )
 
 
 def _lower(name: str) -> str:

@@ -18,10 +18,12 @@ class Goals:
     Attributes:
         labels: that came with the samples.
         tokens: (B, S) ids of texts whose next token the model predicts.
+        scores: the output that predicts them; empty if only its name tells.
     """
 
     labels: Labels | None = None
     tokens: Array | None = None
+    scores: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

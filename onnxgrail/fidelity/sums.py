@@ -156,8 +156,9 @@ def distances(
     """
     a, b = np.atleast_1d(wanted), np.atleast_1d(got)
     whole = wanted.dtype.kind in "biu"
-    scores = not whole and looks_like_logits(name, wanted)
-    classes = classes_of(goals or Goals(), a.shape, mask) if scores else None
+    goals = goals or Goals()
+    scores = not whole and (looks_like_logits(name, wanted) or name == goals.scores)
+    classes = classes_of(goals, a.shape, mask) if scores else None
     step = max(1, BLOCK * len(a) // max(a.size, 1))
     pieces = []
     for start in range(0, max(len(a), 1), step):

@@ -63,9 +63,9 @@ def test_what_lasts_or_has_few_classes_is_no_text(rng: np.random.Generator) -> N
     scores = softmax(written(rng))
     assert kind(scores, Clues(ids=(N, STEPS))) == "scores"  # kinds of words
     outputs: dict[str, Array] = {"y": scores, "boxes": np.zeros((N, STEPS, 4), np.float32)}
-    assert kind(scores, clues_of({}, outputs, text=None, known=True, synthetic=False)) == "scores"
+    assert kind(scores, clues_of({}, outputs, scores=None, known=True, synthetic=False)) == "scores"
     outputs["boxes"] = np.zeros((N, 5), np.float32)  # the color of a plate
-    assert kind(scores, clues_of({}, outputs, text=None, known=True, synthetic=False)) == "text"
+    assert kind(scores, clues_of({}, outputs, scores=None, known=True, synthetic=False)) == "text"
 
 
 def test_a_line_is_equal_if_its_letters_are(rng: np.random.Generator) -> None:

@@ -333,10 +333,10 @@ def test_the_headline_is_the_worst_output_and_no_state() -> None:
 
 def test_clues() -> None:
     feed = {"ids": np.zeros((2, 7), np.int64), "state": np.zeros((2, 3), np.float32), "sr": np.zeros((), np.int64)}
-    known = clues_of(feed, {}, text="ids", known=True, synthetic=False)
+    known = clues_of(feed, {}, scores="ids", known=True, synthetic=False)
     assert (known.ids, known.predicts, dict(known.fed)) == ((2, 7), True, {"state": (2, 3)})
-    assert not clues_of(feed, {}, text=None, known=True, synthetic=False).predicts
-    assert clues_of(feed, {}, text=None, known=False, synthetic=True).predicts, "nobody knows that it does not"
+    assert not clues_of(feed, {}, scores=None, known=True, synthetic=False).predicts
+    assert clues_of(feed, {}, scores=None, known=False, synthetic=True).predicts, "nobody knows that it does not"
 
 
 def test_a_part_has_no_hidden_defaults() -> None:

@@ -48,7 +48,8 @@ RGB, TOGETHER = 3, 0.5  # channels of an image, and their least correlation
 def tokens(look: Look) -> tuple[Part, ...]:
     """Detect scores of a vocabulary, one row per token."""
     array, ids = look.array, look.clues.ids
-    if array.ndim != 3 or ids is None or "logit" not in look.words or array.shape[1] != ids[1]:
+    named = "logit" in look.words or look.words == look.clues.scores
+    if array.ndim != 3 or ids is None or not named or array.shape[1] != ids[1]:
         return ()
     if not look.clues.predicts and array.shape[2] < VOCABULARY:
         return ()
