@@ -21,6 +21,7 @@ from onnxgrail.search.kernels import KERNELS, Kernels, measured_kernels
 
 SLOWER = 0.95  # speed relative to the float form from which fewer bits count as slower
 REFUSED = 0.98  # speed relative to the original from which a result is refused
+LITTLE = 0.01  # milliseconds by which runs of the same model differ: where a session lies in memory decides as much
 AGAIN = 3  # times that it must be measured as slower: other work on the machine can slow one session down for a while
 
 
@@ -66,8 +67,10 @@ def slower(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Times | None:
     after = None
     for _ in range(AGAIN):
         times = latencies((prepared.given, slim), prepared, recipe)
-        after = None if times is None else times[1]
-        if after is None or after.interval is None or after.interval[1] >= REFUSED:
+        if times is None:
+            return None
+        before, after = times
+        if after.interval is None or after.interval[1] >= REFUSED or after.median <= before.median + LITTLE:
             return None
     return after
 

@@ -306,15 +306,17 @@ def test_kernels_find_their_nodes_by_name_output_and_shape() -> None:
 def test_slower_beyond_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepared_of(mlp(1, 16))
 
-    def times(interval: tuple[float, float]) -> tuple[Times, ...]:
+    def times(interval: tuple[float, float], median: float = 1.2) -> tuple[Times, ...]:
         one = Times(median=1.0, mean=1.0, p90=1.0, p99=1.0, spread=0.0)
-        return one, dataclasses.replace(one, ratio=1.0, interval=interval)
+        return one, dataclasses.replace(one, median=median, ratio=1.0, interval=interval)
 
     for interval, expected in (((0.8, 0.9), True), ((0.9, 1.1), False), ((1.1, 1.2), False)):
         monkeypatch.setattr(latency, "latencies", lambda *_, interval=interval: times(interval))
         assert (slower(prepared, prepared.model, Recipe()) is not None) == expected
     once = iter([times((0.8, 0.9)), times((0.9, 1.1))])  # the machine was busy
     monkeypatch.setattr(latency, "latencies", lambda *_: next(once))
+    assert slower(prepared, prepared.model, Recipe()) is None
+    monkeypatch.setattr(latency, "latencies", lambda *_: times((0.8, 0.9), 1.005))  # a few microseconds
     assert slower(prepared, prepared.model, Recipe()) is None
     monkeypatch.setattr(latency, "latencies", lambda *_: None)  # too large to open again
     assert slower(prepared, prepared.model, Recipe()) is None
