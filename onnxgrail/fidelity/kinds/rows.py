@@ -29,6 +29,7 @@ ALIKE = 0.01  # least standard deviation of a column, as a share of the largest 
 WIDTH = 16  # the number of columns of an embedding is a multiple of this, that of class scores hardly ever
 VAST = 30.0  # spread of a row from which on it holds no scores at all
 VISIBLE = 0.01  # least standard deviation of chances that differ
+NARROW = 0.1  # standard deviation of chances, all near each other, up to which an error of 1 % would hide their order
 PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
 
 
@@ -46,13 +47,15 @@ def _row_in_range(look: Look) -> tuple[Part, ...]:
         return ()
     kind = "classes" if look.rows.shape[1] == 1 else "scores"
     scores = Part(kind=kind, why="in 0..1", form="probabilities")
-    return (scores, _differing(look, "chances on one side of 0.5")) if _undecided(look) else (scores,)
+    return (scores, _differing(look, "chances that decide little")) if _undecided(look) else (scores,)
 
 
 def _undecided(look: Look) -> bool:
     """Return True for chances that decide nothing by themselves, such as risks or click rates: their order counts."""
-    sides = np.unique(look.array >= OFTEN)
-    return bool(look.telling and look.rows.shape[1] == 1 and len(sides) == 1 and look.array.std() > VISIBLE)
+    if not look.telling or look.rows.shape[1] > 1:
+        return False
+    sides, spread = np.unique(look.array >= OFTEN), look.array.std()
+    return bool(spread > VISIBLE and (len(sides) == 1 or spread < NARROW))
 
 
 def _one_number(look: Look) -> tuple[Part, ...]:
