@@ -35,8 +35,8 @@ def test_a_product_of_two_activations() -> None:
 
 
 def test_groups_then_a_shuffle() -> None:
-    """ShuffleNet of 2017: between two grouped convolutions every group gets channels of all others."""
-    layer = """g$i = Conv<group=2>($x, k$i)
+    """ShuffleNet of 2017, with as many groups as a group has channels, and a shortcut around both."""
+    layer = """g$i = Conv<group=4>($x, k$i)
         r$i = Reshape(g$i, apart)
         t$i = Transpose<perm=[0,2,1,3,4]>(r$i)
         s$i = Reshape(t$i, back)
@@ -46,9 +46,9 @@ def test_groups_then_a_shuffle() -> None:
         f"h = Conv(x, w0)\n{lines(layer, i=0, x='h')}{lines(layer, i=1, x='s0')}z = Add(s1, h)\ny = Conv(z, w1)",
         {
             "w0": (8, 3, 1, 1),
-            "k0": (8, 4, 1, 1),
-            "k1": (8, 4, 1, 1),
-            "apart": ints(-1, 2, 4, 4, 4),
+            "k0": (8, 2, 1, 1),
+            "k1": (8, 2, 1, 1),
+            "apart": ints(-1, 4, 2, 4, 4),
             "back": ints(-1, 8, 4, 4),
             "w1": (5, 8, 1, 1),
         },

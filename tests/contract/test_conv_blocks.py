@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-import onnxgrail
 from onnxgrail.core import Block
 from onnxgrail.graph.trace.survey import Survey
-from tests.oracle import narrowed_equals_masked, run
+from tests.oracle import narrowed_equals_masked
 from tests.tiny import batch_norm, cnn, feed, ints, tiny
 
 
@@ -235,52 +234,6 @@ def test_groups_of_a_convolution_behind_a_norm_with_groups() -> None:
     block = only(narrowed_equals_masked(model, feed(model)))
     assert block.units == 2
     assert {s.initializer: s.index.shape for s in block.slots}["ones"] == (2, 2)
-
-
-def test_few_wide_groups_keep_equally_many_channels() -> None:
-    """Two grouped convolutions with a shuffle between them (ShuffleNet, SINet), and halves that are concatenated."""
-    model = tiny(
-        "float[N,3,4,4] x => float[] y",
-        """a = Conv(x, w0)
-        b = Relu(a)
-        c = Conv<group=2>(b, w1, bias)
-        r = Reshape(c, apart)
-        t = Transpose<perm=[0,2,1,3,4]>(r)
-        d = Reshape(t, back)
-        e = Conv<group=2, pads=[1,1,1,1]>(d, w2)
-        f = Relu(e)
-        y = Conv(f, w3)""",
-        {
-            "w0": (16, 3, 1, 1),
-            "w1": (24, 8, 1, 1),
-            "bias": (24,),
-            "w2": (20, 12, 3, 3),
-            "w3": (5, 20, 1, 1),
-            "apart": ints(0, 2, 12, 4, 4),
-            "back": ints(0, 24, 4, 4),
-        },
-    )
-    for ratio in (0.3, 0.9):
-        survey = narrowed_equals_masked(model, feed(model), ratio)
-        assert sorted(block.units for block in survey.blocks) == [6, 8, 10]
-        assert not [refusal for refusal in survey.refusals if refusal.op != "output"]
-    images = np.random.default_rng(0).normal(size=(48, 3, 4, 4)).astype(np.float32)
-    lost = {}
-    for compensate in ("none", "grail", "best"):
-        slim = onnxgrail.compress(model, data={"x": images}, ratio=0.3, compensate=compensate, round_to=1).model
-        lost[compensate] = np.square(run(slim, {"x": images})["y"] - run(model, {"x": images})["y"]).sum()
-        assert [node.attributes.get_int("group", 1) for node in slim.graph if node.op_type == "Conv"] == [1, 2, 2, 1]
-    assert lost["best"] < lost["grail"] < lost["none"]
-
-
-def test_groups_of_channels_that_stay() -> None:
-    """The inputs of a grouped convolution are those of the model; what it makes can be narrowed."""
-    model = tiny(
-        "float[N,16,4,4] x => float[] y",
-        "a = Conv<group=2>(x, w0)\nb = Relu(a)\ny = Conv(b, w1)",
-        {"w0": (16, 8, 1, 1), "w1": (5, 16, 1, 1)},
-    )
-    assert only(narrowed_equals_masked(model, feed(model))).units == 8
 
 
 def test_two_producers_of_one_feature_map() -> None:

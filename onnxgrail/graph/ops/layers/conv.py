@@ -38,6 +38,8 @@ def conv_marks(site: Site) -> list[Mark]:
     labels: Ints | None
     if groups == 1:
         labels = _dense(site, fed)
+    elif fed is None and site.node.op_type == "Conv" and site.shape(1)[0] > groups:  # no group can go
+        labels = _within(site, fed, groups)
     elif groups == channels:
         labels = _depthwise(site, fed, channels)
     else:
@@ -94,7 +96,10 @@ def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
     if fed is None:
         return None
     inputs = fed.reshape(groups, -1)
-    tied = _dealt(site.flow.labels.find(inputs))
+    classes = site.flow.labels.find(inputs)
+    if site.node.op_type == "Conv" and (classes == classes[:1]).all():  # channels of all groups go already
+        return _within(site, fed, groups)
+    tied = _dealt(classes)
     if site.node.op_type == "ConvTranspose":  # the weight has the shape (inputs, outputs per group, ...)
         site.union(inputs[:, :1], inputs, tied)
         site.carry(1, Mark((0,), fed))
