@@ -101,10 +101,11 @@ def test_ready_feeds_are_passed_as_they_are(signature, arrays):
         np.testing.assert_array_equal(feeds[0][name], array)
 
 
-def test_arrays_of_other_lengths_are_explained_if_the_model_does_not_run():
+def test_arrays_of_other_lengths_are_explained():
     signature = (entry(shape=("batch", 3)), entry("state", (2, "batch", 5)))
     batches = read({"x": rows(4), "state": np.zeros((2, 1, 5), np.float32)}, signature)
     assert "differ ('x' 4, 'state' 2), so they were passed as one feed" in batches.hint
+    assert batches.notes == (f"arrays: {batches.hint}",)
     assert read({"x": rows(4), "state": np.zeros((4, 2, 1, 5), np.float32)}, signature).hint == ""
 
 

@@ -193,11 +193,13 @@ def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, l
             f"{label}: feeds are passed as they are, so {total} samples are used where {samples} were asked for"
         )
     hint = next(filter(None, (_one_feed(part, signature) for part in parts)), "")
+    if hint and len(feeds) == 1 and _count_later(signature):
+        notes.append(f"{label}: {hint}")
     return Batches(feeds=tuple(feeds), samples=total, source=label, notes=_unique(notes), hint=hint)
 
 
 def _one_feed(part: Part, signature: Signature) -> str:
-    """Return advice for the case that the model does not run on arrays whose first axes differ."""
+    """Return advice on arrays whose first axes differ: the model may not run on them, and they are one sample."""
     lengths = {name: array.shape[0] for name, array in part.arrays.items() if array.ndim}
     if part.ready or len(set(lengths.values())) < 2:
         return ""
@@ -206,6 +208,12 @@ def _one_feed(part: Part, signature: Signature) -> str:
         f"The first axes of the arrays differ ({told}), so they were passed as one feed. For several feeds, give every "
         "array one row per sample; for an input that has no axis of samples, stack arrays along a new one"
     )
+
+
+def _count_later(signature: Signature) -> bool:
+    """Return True if an input has its samples on a later axis, as the states of recurrent layers do."""
+    first = {entry.shape[0] for entry in signature if entry.shape and isinstance(entry.shape[0], str)}
+    return any(size in first for entry in signature for size in (entry.shape or ())[1:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
