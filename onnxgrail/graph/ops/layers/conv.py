@@ -38,8 +38,10 @@ def conv_marks(site: Site) -> list[Mark]:
     labels: Ints | None
     if groups == 1:
         labels = _dense(site, fed)
-    elif fed is None and site.node.op_type == "Conv" and site.shape(1)[0] > groups:  # no group can go
+    elif site.node.op_type == "Conv" and _evenly(site, fed, groups):
         labels = _within(site, fed, groups)
+    elif fed is None:
+        labels = None
     elif groups == channels:
         labels = _depthwise(site, fed, channels)
     else:
@@ -78,28 +80,30 @@ def _dense(site: Site, fed: Ints | None) -> Ints:
     return produced
 
 
-def _depthwise(site: Site, fed: Ints | None, channels: int) -> Ints | None:
+def _depthwise(site: Site, fed: Ints, channels: int) -> Ints:
     """Pass the channels of a depthwise convolution, repeated by the channel multiplier."""
-    if fed is None:
-        return None
     labels = np.repeat(fed, site.out_shape()[1] // channels)
     site.carry(1, Mark((0,), fed if site.node.op_type == "ConvTranspose" else labels))
     site.kind(labels, "conv")
     return labels
 
 
-def _grouped(site: Site, fed: Ints | None, groups: int) -> Ints | None:
-    """Tie each group's inputs, filters and outputs."""
+def _evenly(site: Site, fed: Ints | None, groups: int) -> bool:
+    """Return True if each group loses as many channels as the others.
+
+    So do a few wide groups, and narrow ones of which none can go alone: what they read stays, or goes in all groups.
+    """
     made, read = site.shape(1)[:2]
-    if site.node.op_type == "Conv" and min(made // groups, read) >= WIDE * groups:
-        return _within(site, fed, groups)
     if fed is None:
-        return None
+        return bool(made > groups)
+    classes = site.flow.labels.find(fed.reshape(groups, -1))
+    return min(made // groups, read) >= WIDE * groups or (read > 1 and bool((classes == classes[:1]).all()))
+
+
+def _grouped(site: Site, fed: Ints, groups: int) -> Ints:
+    """Tie each group's inputs, filters and outputs."""
     inputs = fed.reshape(groups, -1)
-    classes = site.flow.labels.find(inputs)
-    if site.node.op_type == "Conv" and (classes == classes[:1]).all():  # channels of all groups go already
-        return _within(site, fed, groups)
-    tied = _dealt(classes)
+    tied = _dealt(site.flow.labels.find(inputs))
     if site.node.op_type == "ConvTranspose":  # the weight has the shape (inputs, outputs per group, ...)
         site.union(inputs[:, :1], inputs, tied)
         site.carry(1, Mark((0,), fed))
