@@ -52,8 +52,10 @@ def text_of(session: Session, feed: Feed, outputs: Feed) -> Text | None:
 def _tokens(feed: Feed) -> str | None:
     """Return the input that holds tokens: by name, else the only one with rows of whole numbers."""
     known = next((name for name in NAMES if name in feed), None)
+    if known is not None:
+        return known
     whole = [name for name, array in feed.items() if array.ndim == 2 and array.dtype.kind in "iu" and _varied(array)]
-    return known or (whole[0] if len(whole) == 1 else None)
+    return whole[0] if len(whole) == 1 else None
 
 
 def _varied(array: Array) -> bool:
