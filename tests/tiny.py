@@ -109,6 +109,27 @@ def lines(text: str, **names: object) -> str:
     return re.sub(rf"\$({known})", lambda m: str(names[m[1]]), text)
 
 
+def shuffled(channels: int, groups: int, end: str) -> ir.Model:
+    """Two grouped convolutions of `h`, each followed by a shuffle, as in ShuffleNet of 2017; `end` makes z of s1."""
+    layer = f"""g$i = Conv<group={groups}>($x, k$i)
+        r$i = Reshape(g$i, apart)
+        t$i = Transpose<perm=[0,2,1,3,4]>(r$i)
+        s$i = Reshape(t$i, back)
+        """
+    return tiny(
+        "float[N,3,4,4] x => float[] y",
+        f"h = Conv(x, w0)\n{lines(layer, i=0, x='h')}{lines(layer, i=1, x='s0')}{end}\ny = Conv(z, w1)",
+        {
+            "w0": (channels, 3, 1, 1),
+            "k0": (channels, channels // groups, 1, 1),
+            "k1": (channels, channels // groups, 1, 1),
+            "apart": ints(-1, groups, channels // groups, 4, 4),
+            "back": ints(-1, channels, 4, 4),
+            "w1": (5, channels, 1, 1),
+        },
+    )
+
+
 def mlp(depth: int = 3, width: int = 8, *, features: int = 6) -> ir.Model:
     """Residual layers of two matrices each: every hidden width is a block, the stream is one more."""
     layer = """

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Refusal
 from tests.oracle import narrowed_equals_masked
-from tests.tiny import feed, ints, lines, tiny
+from tests.tiny import feed, ints, shuffled, tiny
 
 
 def reasons(model: ir.Model) -> dict[str, Refusal]:
@@ -36,23 +36,7 @@ def test_a_product_of_two_activations() -> None:
 
 def test_groups_then_a_shuffle() -> None:
     """ShuffleNet of 2017, with as many groups as a group has channels, and a shortcut around both."""
-    layer = """g$i = Conv<group=4>($x, k$i)
-        r$i = Reshape(g$i, apart)
-        t$i = Transpose<perm=[0,2,1,3,4]>(r$i)
-        s$i = Reshape(t$i, back)
-        """
-    model = tiny(
-        "float[N,3,4,4] x => float[] y",
-        f"h = Conv(x, w0)\n{lines(layer, i=0, x='h')}{lines(layer, i=1, x='s0')}z = Add(s1, h)\ny = Conv(z, w1)",
-        {
-            "w0": (8, 3, 1, 1),
-            "k0": (8, 2, 1, 1),
-            "k1": (8, 2, 1, 1),
-            "apart": ints(-1, 4, 2, 4, 4),
-            "back": ints(-1, 8, 4, 4),
-            "w1": (5, 8, 1, 1),
-        },
-    )
+    model = shuffled(8, 4, "z = Add(s1, h)")
     found = reasons(model)["w0"]
     assert "groups, then a shuffle" in found.reason
     assert found.op == "Conv"
