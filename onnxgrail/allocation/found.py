@@ -19,6 +19,7 @@ class Judged:
         mean, bound: over the samples, and its one-sided 95 % upper bound.
         agreement: counted agreement beside it: its measure, value, interval, and samples that would settle it.
         bare: number of samples in which neither model has anything to compare, such as a score above 0.1.
+        alike: True if the original gives all samples the same class.
     """
 
     output: str
@@ -30,10 +31,13 @@ class Judged:
     bound: float
     agreement: Mapping[str, Any]
     bare: int = 0
+    alike: bool = False
 
     @property
     def scarce(self) -> str:
-        """Return what samples lack of which most are bare; empty if there are enough others."""
+        """Return what samples lack that are all of one class, or of which most are bare; empty without any lack."""
+        if self.alike:
+            return f"all {self.samples} samples are of one class"
         most = 2 * self.bare > self.samples
         return f"{self.bare} of {self.samples} samples have nothing in them that the loss compares" if most else ""
 

@@ -87,6 +87,7 @@ class Loss:
             infinite while the reference is finite.
         agreement: counted agreement beside it.
         bare: number of samples in which neither model has anything to compare, such as a score above 0.1.
+        alike: True if the original gives all samples the same class.
     """
 
     output: str
@@ -98,6 +99,7 @@ class Loss:
     bound: float
     agreement: Agreement
     bare: int = 0
+    alike: bool = False
 
 
 def losses_of(tally: Tally) -> tuple[Loss, ...]:
@@ -212,6 +214,7 @@ def _loss(table: Table, *, alone: bool) -> Loss:
         bound=math.inf if broken else _bound(table, measure, values, alone=alone),
         agreement=_agreement(verdict, len(values)),
         bare=bare,
+        alike="one_class" in verdict.details,
     )
 
 

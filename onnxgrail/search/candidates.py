@@ -221,4 +221,5 @@ def told(loss: Loss) -> Judged:
         bound=loss.bound,
         agreement={**asdict(agreement), "settled_by": agreement.settled_by()},
         bare=loss.bare,
+        alike=loss.alike,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from onnxgrail.fidelity import Tally
 from onnxgrail.fidelity.loss import losses_of
 from onnxgrail.machine.job import Job
 from onnxgrail.options import Recipe
+from onnxgrail.search.candidates import told
 from tests.tiny import tiny
 
 RNG = np.random.default_rng(0)
@@ -90,3 +92,13 @@ def test_bare_samples_are_counted_and_named() -> None:
 
     assert judged(26).scarce == "26 of 30 samples have nothing in them that the loss compares"
     assert not judged(15).scarce
+
+
+@pytest.mark.parametrize(("others", "says"), [(0, "all 30 samples are of one class"), (1, "")])
+def test_samples_of_one_class_are_named(others: int, says: str) -> None:
+    chances = np.full((30, 1), 0.02, np.float32)
+    chances[:others] = 0.9
+    tally = Tally()
+    tally.add({"y": chances}, {"y": chances * 0.9})
+    assert losses_of(tally)[0].kind == "classes"
+    assert told(losses_of(tally)[0]).scarce == says

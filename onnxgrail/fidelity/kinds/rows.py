@@ -52,10 +52,11 @@ def _row_in_range(look: Look) -> tuple[Part, ...]:
 
 def _undecided(look: Look) -> bool:
     """Return True for chances that decide nothing by themselves, such as risks or click rates: their order counts."""
-    if not look.telling or look.rows.shape[1] > 1:
+    rows = look.rows
+    if not look.telling or (rows.shape[1] > 1 and not (rows.shape[1] <= FEW and between(rows))):
         return False
-    sides, spread = np.unique(look.array >= OFTEN), look.array.std()
-    return bool(spread > VISIBLE and (len(sides) == 1 or spread < NARROW))
+    sides, spread = np.unique(rows >= OFTEN), rows.std(axis=0).max()
+    return bool(spread < NARROW if len(sides) > 1 else spread > VISIBLE)
 
 
 def _one_number(look: Look) -> tuple[Part, ...]:
