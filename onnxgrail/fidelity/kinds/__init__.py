@@ -11,7 +11,7 @@ from onnxgrail.core import Array
 from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.kinds.part import BOX, BOXES, FEW, Look, Part, values
 from onnxgrail.fidelity.kinds.positions import POSITIONS, distribution, tokens
-from onnxgrail.fidelity.kinds.rows import ROW
+from onnxgrail.fidelity.kinds.rows import ROW, with_numbers
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
 
 OTHER = "other values or shapes in later samples"
@@ -51,10 +51,11 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
 
 def _found(look: Look) -> tuple[Part, ...]:
     """Return what the first rule finds that finds anything."""
-    for rule in (tokens, distribution, _places, *(ROW if _is_row(look.array.shape) else POSITIONS)):
+    row = _is_row(look.array.shape)
+    for rule in (tokens, distribution, _places, *(ROW if row else POSITIONS)):
         parts = rule(look)
         if parts:
-            return parts
+            return with_numbers(look, parts) if row else parts
     return (_numbers(look, "numbers of many positions"),)
 
 

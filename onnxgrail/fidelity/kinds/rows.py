@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxgrail.core import Floats
 from onnxgrail.fidelity.kinds.part import (
     BOX,
     FEATURES,
@@ -30,6 +31,7 @@ WIDTH = 16  # the number of columns of an embedding is a multiple of this, that 
 VAST = 30.0  # spread of a row from which on it holds no scores at all
 VISIBLE = 0.01  # least standard deviation of chances that differ
 NARROW = 0.1  # standard deviation of chances, all near each other, up to which an error of 1 % would hide their order
+PAIR = 2  # columns of an event and its complement
 PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
 
 
@@ -46,16 +48,27 @@ def _row_in_range(look: Look) -> tuple[Part, ...]:
     if not in_unit(look.array) or (look.rows.shape[1] > FEW and between(look.array) and _pattern(look)):
         return ()
     kind = "classes" if look.rows.shape[1] == 1 else "scores"
-    scores = Part(kind=kind, why="in 0..1", form="probabilities")
-    return (scores, _differing(look, "chances that decide little")) if _undecided(look) else (scores,)
+    return (Part(kind=kind, why="in 0..1", form="probabilities"),)
 
 
-def _undecided(look: Look) -> bool:
-    """Return True for chances that decide nothing by themselves, such as risks or click rates: their order counts."""
-    rows = look.rows
-    if not look.telling or (rows.shape[1] > 1 and not (rows.shape[1] <= FEW and between(rows))):
-        return False
-    sides, spread = np.unique(rows >= OFTEN), rows.std(axis=0).max()
+def with_numbers(look: Look, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Add the numbers themselves to chances that decide nothing, such as risks or click rates: their order counts."""
+    chances = len(parts) == 1 and parts[0].kind in ("classes", "scores") and look.telling
+    if not chances or not _undecided(probabilities(look.rows, parts[0].form), parts[0].kind):
+        return parts
+    return (*parts, _differing(look, "chances that decide little"))
+
+
+def _undecided(chances: Floats, kind: str) -> bool:
+    """Return True for chances (samples, columns) that are near each other, or for those of an event that stay low."""
+    columns = chances.shape[1]
+    if kind == "scores":
+        return bool(columns <= FEW and between(chances) and chances.std(axis=0).max() < NARROW)
+    if columns > PAIR:
+        best = np.partition(chances, -2, axis=1)[:, -2:]
+        return bool(np.diff(best).mean() < NARROW)
+    event = chances[:, -1]
+    sides, spread = np.unique(event >= OFTEN), event.std()
     return bool(spread < NARROW if len(sides) > 1 else spread > VISIBLE)
 
 
