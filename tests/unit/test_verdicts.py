@@ -81,7 +81,7 @@ CASES: dict[str, tuple[str, Array, tuple[str, ...], Clues]] = {
     "one number": ("y", normal(1, scale=30), ("values",), Clues()),
     "ratings": ("y", 3 + normal(3, scale=0.3), ("values",), Clues()),
     "a rating by its name": ("score", 3 + normal(1, scale=0.3), ("values",), Clues()),
-    "an embedding above 0": ("output", 0.01 + RNG.exponential(2.0, (N, 100)), ("embedding",), Clues()),
+    "what a ReLU leaves": ("output", np.maximum(normal(100, scale=8), 0), ("embedding",), Clues()),
     "many labels": ("y", sparse(40), ("scores",), Clues()),
     "a mask": ("y", (normal(1, 16, 16) > 1).astype(np.float32), ("scores",), Clues()),
     "an image": ("y", RNG.random((N, 3, 16, 16)), ("values",), Clues()),

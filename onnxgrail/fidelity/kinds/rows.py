@@ -103,13 +103,16 @@ def _differing(look: Look, why: str) -> Part:
 
 
 def _positive(look: Look) -> tuple[Part, ...]:
-    """Detect rows of numbers above 0, such as ratings: of logits some are below, since their mean stays near 0."""
-    if look.array.min() <= 0:
-        return ()
+    """Detect rows of numbers above 0, such as ratings: of logits some are below, since their mean stays near 0.
+
+    Many numbers of which some are 0 are what a ReLU leaves; scores of a few classes may be that, too.
+    """
+    least = look.array.min()
     if look.rows.shape[1] <= FEW:
-        return (_differing(look, "a few numbers, all above 0"),)
-    named = SCORES.search(look.words)
-    return () if named else (Part(kind="embedding", why="one row of many numbers, all above 0"),)
+        return (_differing(look, "a few numbers, all above 0"),) if least > 0 else ()
+    if least < 0 or SCORES.search(look.words):
+        return ()
+    return (Part(kind="embedding", why="one row of many numbers, none below 0"),)
 
 
 def _class_row(look: Look) -> tuple[Part, ...]:
