@@ -82,6 +82,20 @@ def test_it_follows_the_dense_network_after_narrowing(wide: Path, reducer: str) 
     assert lost(four, wide) < 1.1 * lost(slim, wide) + 0.005
 
 
+def test_bands_of_a_spectrum_stay_positive_before_a_logarithm(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    bands = np.maximum(1 - np.abs(np.arange(64)[:, None] / 3 - np.arange(24)), 0).astype(np.float32)
+    weights = {"m": bands, "a": (24, 64), "b": (64, 8)}
+    body = "e = Constant<value_float=1e-9>() p = Mul(x, x) f = MatMul(p, m) g = Add(f, e) l = Log(g) n = MatMul(l, a) "
+    model = tiny("float[N,64] x => float[N,8] y", f"{body} r = Relu(n) y = MatMul(r, b)", weights)
+    ir.save(model, tmp_path / "s.onnx")
+    noise = rng.standard_normal((300, 8)) @ rng.standard_normal((8, 64))
+    quiet = {"x": np.concatenate([noise, np.eye(64), np.eye(64)]).astype(np.float32)}  # noise and pure tones
+    target, report = small(tmp_path / "s.onnx", "s4.onnx", data=quiet)
+    assert [m["rounding"] for m in report["quantization"]["matrices"]] == ["nearest", "carried", "carried"]
+    assert np.isfinite(run(target, quiet)).all()
+
+
 def test_narrowed_weights_that_are_kept_in_files(tmp_path: Path) -> None:
     model = nets.mlp((24, 256, 256, 256, 256, 10))
     onnx.save_model(model, tmp_path / "x.onnx", save_as_external_data=True, location="x.data", size_threshold=1024)

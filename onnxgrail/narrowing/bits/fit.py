@@ -36,7 +36,8 @@ def fitted(folds: Sequence[Moments], matrices: Sequence[Floats], grids: Sequence
     """Fit float weights to the targets, then round them with the errors carried on.
 
     The inputs are those of the network as rounded so far and the targets those of the network to follow, so each layer
-    makes up for errors of the layers before it.  Held-out rows decide if the float weights move (`refit`).
+    makes up for errors of the layers before it.  Held-out rows decide if the float weights move (`refit`).  Weights of one
+    sign keep it (`_of_one_sign`).
 
     Args:
         folds: sums over rows, the outputs of all matrices side by side.
@@ -60,7 +61,8 @@ def fitted(folds: Sequence[Moments], matrices: Sequence[Floats], grids: Sequence
         rounded = carried(aim.weights, upper, grid)
         shift = aim.shift + mean @ (aim.weights - rounded.values()) if rules.affine else np.zeros(weights.shape[1])
         before, after = (_left(mine, *one) / energy for one in ((plain, np.zeros_like(shift)), (rounded, shift)))
-        fits.append(Fit(rounded, shift, before, after) if after < before else Fit(plain, 0 * shift, before, before))
+        better = after < before and not _of_one_sign(weights)
+        fits.append(Fit(rounded, shift, before, after) if better else Fit(plain, 0 * shift, before, before))
     return fits
 
 
@@ -87,12 +89,21 @@ def alone(
 def _alone(weights: Floats, gram: Floats, mean: Floats, upper: Floats | None, grid: Grid) -> tuple[Fit, float]:
     """Round a part of a matrix; return it with errors that are no shares, and the energy of which they would be."""
     found = []
-    for rounded in (nearest(weights, grid), carried(weights, upper, grid)):
+    plain = nearest(weights, grid)
+    for rounded in (plain,) if _of_one_sign(weights) else (plain, carried(weights, upper, grid)):
         off = weights - rounded.values()
         found.append((squared_error(off, gram), rounded, mean @ off))
-    before, plain, _ = found[0]
+    before = found[0][0]
     after, rounded, shift = min(found, key=lambda one: one[0])
     return Fit(rounded, 0 * shift if rounded is plain else shift, before, after), squared_error(weights, gram)
+
+
+def _of_one_sign(weights: Floats) -> bool:
+    """Return True for weights that are all positive or all negative, as the bands of a spectrum are.
+
+    A logarithm or a root may follow.  Rounding to nearest keeps the sign, fits and errors carried on do not.
+    """
+    return bool(weights.min() >= 0 or weights.max() <= 0)
 
 
 def _joined(parts: Sequence[tuple[Fit, float]]) -> Fit:
