@@ -27,6 +27,7 @@ from onnxgrail.machine.steps.codec import Codec, Record
 NARROWER = ((0.25, True), (0.5, False), (0.75, False))  # further models: share of every block that goes, odd widths
 DIGITS = 2  # of a time; more are noise
 NEAR = 8  # nodes between a fused node's output and the product in it
+RUNTIME = ("fused ", "InsertedPrecisionFreeCast_")  # beginnings of names; the second of float32 in place of float16
 BLOCKED = "_nchwc"  # end of the names of kernels on channels in blocks
 
 Durations = Mapping[str, float]
@@ -205,7 +206,8 @@ def attributed(model: ir.Model, kernels: Sequence[Kernel]) -> list[tuple[Kernel,
 
 def _named(name: str, nodes: Mapping[str, ir.Node]) -> ir.Node | None:
     """Return the node with the longest key that a kernel's name begins with, or else ends with."""
-    name = name.removeprefix("fused ")
+    for word in RUNTIME:
+        name = name.removeprefix(word)
     ends = [n for n in range(len(name), 0, -1) if n == len(name) or not name[n].isalnum()]
     found = next((nodes[name[:n]] for n in ends if name[:n] in nodes), None)
     return found or next((nodes[name[n:]] for n in range(1, len(name)) if name[n:] in nodes), None)
