@@ -90,9 +90,10 @@ class Frontier(Saved):
             raise UsageError(f"there is no point {number}", hint=hint)
         if number is not None:
             return self.points[number - 1]
-        within = [point for point in self.points if limit is not None and point.loss.bound <= limit]
+        most = limit or 0.0
+        within = [point for point in self.points if point.loss.bound <= most]
         if not within:
-            raise UsageError(f"no point has a loss of at most {limit:.4g}", hint=hint)
+            raise UsageError(f"no point has a loss of at most {100 * most:.4g}%", hint=hint)
         return within[-1]
 
     def pick(self, pick: float | str, output: str | Path | None = None, *, force: bool = False) -> Result:

@@ -114,7 +114,7 @@ def test_a_loss_picks_the_smallest_point_within_it(found: onnxgrail.Frontier) ->
         chosen = found.point(f"{100 * point.loss.bound + 1e-7:.9f}%")
         assert chosen.loss.bound <= point.loss.bound + 1e-9
         assert chosen.number >= point.number
-    with pytest.raises(UsageError, match=r"no point has a loss of at most 1e-06.*1 \("):
+    with pytest.raises(UsageError, match=r"no point has a loss of at most 0.0001%.*1 \("):
         found.point(1e-6)
     with pytest.raises(UsageError, match=r"there is no point 11\. Points, .*10 \("):
         found.point(11)
