@@ -207,7 +207,7 @@ def _loss(table: Table, *, alone: bool) -> Loss:
     return Loss(
         output=table.output,
         part=verdict.part,
-        name=RELATIVE if table.part.kind == "tokens" else measure.loss,
+        name=RELATIVE if table.part.kind == "tokens" else measure.loss_of(table.part),
         kind=table.part.kind,
         values=values,
         mean=float(values.mean()) if len(values) else 0.0,

@@ -36,7 +36,7 @@ def verdict_of(part: Part, table: Floats, details: Mapping[str, float], *, broke
         "part": _columns(part),
         "measure": _name(part, measure),
         "higher": measure.higher,
-        "loss_name": measure.loss,
+        "loss_name": measure.loss_of(part),
     }
     if broken:
         return Verdict(**common, value=None, loss=np.inf, loss_highest=np.inf, details={"broken": 1.0})

@@ -102,3 +102,24 @@ def test_samples_of_one_class_are_named(others: int, says: str) -> None:
     tally.add({"y": chances}, {"y": chances * 0.9})
     assert losses_of(tally)[0].kind == "classes"
     assert told(losses_of(tally)[0]).scarce == says
+
+
+def test_empty_positions_of_a_weak_detector_do_not_count() -> None:
+    scores = 0.15 + 0.01 * RNG.standard_normal((30, 500, 1))
+    scores[:, :6] = 0.9
+    fewer = scores.copy()
+    fewer[:, :2] = 0.15
+    tally = Tally()
+    tally.add({"scores": scores}, {"scores": fewer})
+    (loss,) = losses_of(tally)
+    assert loss.mean > 0.2  # a third of what is found
+    assert loss.name == "difference of scores above 0.26, as a share of the higher ones"
+
+
+def test_scores_in_between_count_from_one_tenth_on() -> None:
+    spread = RNG.uniform(0, 0.45, (30, 500, 1))
+    spread[:, :6] = 0.9
+    tally = Tally()
+    tally.add({"scores": spread}, {"scores": spread * 0.9})
+    (loss,) = losses_of(tally)
+    assert loss.name == "difference of scores above 0.1, as a share of the higher ones"

@@ -11,6 +11,7 @@ from onnxgrail.core import Array
 from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.kinds.part import BOX, BOXES, FEW, Look, Part, values
 from onnxgrail.fidelity.kinds.positions import POSITIONS, distribution, tokens
+from onnxgrail.fidelity.kinds.read import with_least
 from onnxgrail.fidelity.kinds.rows import ROW, with_numbers
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
 
@@ -46,7 +47,8 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
     if whole:
         return (_numbers(look, f"levels of {8 * first.dtype.itemsize} bits"),)
     otherwise = _numbers(look, OTHER)
-    return tuple(replace(part, otherwise=otherwise) if part.form == "probabilities" else part for part in _found(look))
+    found = [with_least(part, array) for part in _found(look)]
+    return tuple(replace(part, otherwise=otherwise) if part.form == "probabilities" else part for part in found)
 
 
 def _found(look: Look) -> tuple[Part, ...]:

@@ -15,6 +15,7 @@ from onnxgrail.fidelity.sums import flat
 
 Form = Literal["values", "probabilities", "logits", "binary"]
 
+ACTIVE = 0.1  # scores below it in both models are ignored
 SLACK = 1e-3  # tolerance of a sum of probabilities
 LOUD = 10.0  # spread of a row of many numbers from which on they are no logits: all of them would be decided
 BOX = 4  # columns of a box
@@ -48,6 +49,7 @@ class Part:
         gate: place among the columns of the score with which a decoder multiplies the others (objectness).
         rows: True if the entries along `axis` are one distribution.
         dominant: the class of most positions, which is ignored.
+        least: score from which on a position counts.
         center: the mean over samples, where it is most of the energy; differences from it are measured.
         units: of the columns, if each has its own: differences are divided by them.
         otherwise: the content of the whole output if later samples are no probabilities.
@@ -61,6 +63,7 @@ class Part:
     gate: int | None = None
     rows: bool = False
     dominant: int | None = None
+    least: float = ACTIVE
     center: Floats | None = None
     units: Floats | None = None
     otherwise: Part | None = None

@@ -15,8 +15,6 @@ from onnxgrail.core import Bools, Floats
 from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.sums import Distances
 
-ACTIVE = 0.1  # scores below it in both models are ignored
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
@@ -53,7 +51,7 @@ class Measure:
     Attributes:
         name: of the reported value.
         higher: True if high values are good.
-        loss: name of the continuous loss of a sample.
+        loss: name of the continuous loss of a sample, see `loss_of`.
         scale: factor of the loss in `fidelity.loss`, where 1 % keeps about 98 % of counted things equal for all kinds.
         table: a batch to (n, k) sums per sample.
         value: (..., k) sums to values; NaN if undefined for these samples.
@@ -77,6 +75,10 @@ class Measure:
     trials: Callable[[Floats], float] | None = None
     counted: bool = False
     stepped: bool = False
+
+    def loss_of(self, part: Part) -> str:
+        """Return the name of the loss with the score from which on positions count."""
+        return self.loss.format(least=f"{part.least:.2g}")
 
 
 def nothing_more(_: Floats) -> Mapping[str, float]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from onnxgrail.core import Bools, Floats
 from onnxgrail.fidelity.kinds.part import Part, probabilities
-from onnxgrail.fidelity.measures.measure import ACTIVE, Batch, Measure, nothing_more, share
+from onnxgrail.fidelity.kinds.read import chances_of, columns_last
+from onnxgrail.fidelity.measures.measure import Batch, Measure, nothing_more, share
 from onnxgrail.fidelity.sums import flat, widened
 
 HALF = 0.5
@@ -87,7 +88,7 @@ def _scores(batch: Batch) -> Floats:
         p, q = np.where(seen, p, 0.0), np.where(seen, q, 0.0)
     p, q = flat(p), flat(q)
     higher = np.maximum(p, q)
-    read = higher > ACTIVE
+    read = higher > part.least
     far, most = (np.einsum("ij,ij->i", v, read) for v in (np.abs(p - q), higher))  # half the time of `where` and a sum
     if batch.brief and most.all():
         return np.stack([far, most, *[np.full(len(far), np.nan)] * COUNTED], axis=1)
@@ -99,13 +100,8 @@ def _scores(batch: Batch) -> Floats:
     return np.stack([far, most, *found, *_top(p, q)], axis=1)
 
 
-def columns_last(values: Floats, part: Part) -> Floats:
-    """Return scores with the axis of the classes or columns last."""
-    return values if part.axis is None else np.moveaxis(values, part.axis, -1)
-
-
 def active(part: Part, a: Floats, b: Floats) -> Bools:
-    """Return the mask (n, positions) of positions with a score above 0.1 in one of the models.
+    """Return the mask (n, positions) of positions with a score that counts in one of the models.
 
     Args:
         part: scores of many positions.
@@ -114,10 +110,8 @@ def active(part: Part, a: Floats, b: Floats) -> Bools:
     """
     masks = []
     for values in (a, b):
-        scores = probabilities(columns_last(values, part), part.form)
-        if part.dominant is not None:
-            scores = np.delete(scores, part.dominant, axis=-1)
-        masks.append((scores > ACTIVE).reshape(*scores.shape[:2], -1).any(axis=-1))
+        chances = chances_of(values, part)
+        masks.append((chances > part.least).reshape(*chances.shape[:2], -1).any(axis=-1))
     return np.asarray(masks[0] | masks[1])
 
 
@@ -184,7 +178,7 @@ def _overlap(sums: Floats) -> Floats:
 SCORES = Measure(
     name="F1 of scores above 0.5",
     higher=True,
-    loss="difference of scores above 0.1, as a share of the higher ones",
+    loss="difference of scores above {least}, as a share of the higher ones",
     table=_scores,
     value=_f1,
     losses=_unlike,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from onnxgrail.core import Array, Bools, Floats
+from onnxgrail.core import Array, Bools
 from onnxgrail.fidelity.kinds.part import SLACK, Part
+from onnxgrail.fidelity.kinds.read import columns_of
 from onnxgrail.fidelity.measures.measure import Batch
 from onnxgrail.fidelity.measures.scores import active
 from onnxgrail.fidelity.measures.sparse import sparse
@@ -59,7 +60,7 @@ class Seen:
         for start in range(0, count, step):
             cut = slice(start, start + step)
             shown = None if mask is None else mask[cut]
-            a, b = usable(*(_columns(side[cut], part) for side in sides))
+            a, b = usable(*(columns_of(side[cut], part) for side in sides))
             if shown is not None:
                 a, b = (np.where(widened(shown, a.ndim), side, 0.0) for side in (a, b))
             far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})
@@ -102,20 +103,3 @@ class Seen:
 def _in_range(values: Array) -> bool:
     """Return True if all values can be probabilities."""
     return not values.size or bool(values.min() >= -SLACK and values.max() <= 1 + SLACK)
-
-
-def _columns(values: Array, part: Part) -> Floats:
-    """Return the columns of a part, in float64; scores of classes are multiplied by their gate, as decoders do."""
-    if part.columns is None or part.axis is None:
-        return values.astype(np.float64)
-    first, count = part.columns[0], len(part.columns)
-    if part.columns == tuple(range(first, first + count)):  # columns side by side need no copy of their own
-        values = values[(slice(None),) * part.axis + (slice(first, first + count),)]
-    else:
-        values = np.take(values, part.columns, axis=part.axis)
-    values = np.moveaxis(values.astype(np.float64), part.axis, -1)
-    if part.gate is not None:
-        gate = values[..., part.gate].copy()
-        values *= gate[..., None]
-        values[..., part.gate] = gate
-    return np.moveaxis(values, -1, part.axis)

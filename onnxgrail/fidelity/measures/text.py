@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from onnxgrail.core import Floats, Ints
-from onnxgrail.fidelity.kinds.part import probabilities
-from onnxgrail.fidelity.measures.measure import ACTIVE, Batch
-from onnxgrail.fidelity.measures.scores import SEQUENCES, columns_last
+from onnxgrail.fidelity.kinds.part import ACTIVE, probabilities
+from onnxgrail.fidelity.kinds.read import columns_last
+from onnxgrail.fidelity.measures.measure import Batch
+from onnxgrail.fidelity.measures.scores import SEQUENCES
 
 
 def _text(batch: Batch) -> Floats:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from onnxgrail.core import Floats
-from onnxgrail.fidelity.measures.measure import ACTIVE, Batch, Measure, nothing_more, share
+from onnxgrail.fidelity.kinds.part import ACTIVE
+from onnxgrail.fidelity.measures.measure import Batch, Measure, nothing_more, share
 from onnxgrail.fidelity.sums import cosines, flat
 
 QUIET = 0.1  # lower bound of a sample's energy, as a share of the mean energy

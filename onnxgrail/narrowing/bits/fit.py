@@ -36,8 +36,8 @@ def fitted(folds: Sequence[Moments], matrices: Sequence[Floats], grids: Sequence
     """Fit float weights to the targets, then round them with the errors carried on.
 
     The inputs are those of the network as rounded so far and the targets those of the network to follow, so each layer
-    makes up for errors of the layers before it.  Held-out rows decide if the float weights move (`refit`).  Weights of one
-    sign keep it (`_of_one_sign`).
+    makes up for errors of the layers before it.  Held-out rows decide if the float weights move (`refit`).  Weights of
+    one sign keep it.
 
     Args:
         folds: sums over rows, the outputs of all matrices side by side.
