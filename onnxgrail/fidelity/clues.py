@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxgrail.core import Feed
+from onnxgrail.core import Array, Feed
 
 STATES = re.compile(r"present|past|cache|state|hidden|memory|(?<![a-z])[hc][xn]?(?![a-z])")
 SHORT = re.compile(r"^([hc])[nx]$")  # states of recurrent layers: hn is fed back as h or h0
 SIDES = frozenset({"past", "present", "in", "out", "input", "output", "prev", "next", "new", "old", "n", "last"})
+
+TOGETHER, ENOUGH = 0.5, 64  # least correlation of an output with an input, and numbers that show one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +30,7 @@ class Clues:
         synthetic: True if the inputs are random.
         lists: names of the outputs that are lists, as far as known; `Lists` adds to it.
         common: lengths of axes that several outputs have, such as the positions of scores and boxes.
+        echoes: names in lower case of outputs that resemble an input, as those of autoencoders do.
     """
 
     ids: tuple[int, ...] | None = None
@@ -37,6 +40,7 @@ class Clues:
     synthetic: bool = False
     lists: set[str] = field(default_factory=set)
     common: frozenset[int] = frozenset()
+    echoes: frozenset[str] = frozenset()
 
     def is_state(self, name: str, shape: tuple[int, ...]) -> bool:
         """Return True if an output is fed back into the model: named as a state, and like an input of its shape."""
@@ -67,7 +71,20 @@ def clues_of(feed: Feed, outputs: Feed, *, scores: str | None, known: bool, synt
         fed=fed,
         synthetic=synthetic,
         common=common,
+        echoes=frozenset(
+            name.lower() for name, one in outputs.items() if any(_alike_in(one, a) for a in feed.values())
+        ),
     )
+
+
+def _alike_in(output: object, given: Array) -> bool:
+    """Return True if an output and an input of its shape rise and fall together."""
+    if not isinstance(output, np.ndarray) or output.shape != given.shape or output.size < ENOUGH:
+        return False
+    if output.dtype.kind != "f" or given.dtype.kind != "f":
+        return False
+    a, b = (side.ravel().astype(np.float64) for side in (output, given))
+    return bool(a.std() > 0 < b.std() and np.corrcoef(a, b)[0, 1] > TOGETHER)
 
 
 def _lower(name: str) -> str:

@@ -15,6 +15,8 @@ from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.core import Feed
 from onnxgrail.fidelity import Tally
+from onnxgrail.fidelity.clues import Clues, clues_of
+from onnxgrail.fidelity.kinds import parts_of
 from onnxgrail.fidelity.loss import losses_of
 from onnxgrail.machine.job import Job
 from onnxgrail.options import Recipe
@@ -123,3 +125,17 @@ def test_scores_in_between_count_from_one_tenth_on() -> None:
     tally.add({"scores": spread}, {"scores": spread * 0.9})
     (loss,) = losses_of(tally)
     assert loss.name == "difference of scores above 0.1, as a share of the higher ones"
+
+
+@pytest.mark.parametrize(("name", "near", "kinds"), [("y", 0.3, ("values",)), ("y", 3.0, ("classes",))])
+def test_what_resembles_an_input_is_no_score(name: str, near: float, kinds: tuple[str, ...]) -> None:
+    rows = RNG.standard_normal((30, 12)) * 3
+    made = rows + near * 3 * RNG.standard_normal((30, 12))
+    clues = clues_of({"x": rows}, {name: made}, scores=None, known=True, synthetic=False)
+    assert tuple(part.kind for part in parts_of(name, [made], clues)) == kinds
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("actions", ("values", "classes")), ("action_logits", ("classes",))])
+def test_actions_may_be_movements_or_choices(name: str, kinds: tuple[str, ...]) -> None:
+    rows = RNG.standard_normal((30, 12)) * 3
+    assert tuple(part.kind for part in parts_of(name, [rows], Clues())) == kinds

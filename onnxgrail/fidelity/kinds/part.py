@@ -30,6 +30,7 @@ BOXES = re.compile(
     r"|joint|vert|depth|flow|disp|wav|audio|mel|pcm|dist|angle|pitch|freq|durat)"
 )
 FEATURES = re.compile(r"embed|pool|hidden|feat|vector|(?<![a-z])emb(?![a-z])|descriptor")
+ACTIONS = re.compile(r"(?<![a-z])actions?(?![a-z])|torque|throttle|steer")
 SCORES = re.compile(r"logit|(?<![a-z])(score|prob|cls|class|conf|obj|label|heat|mask|seg|sigmoid|softmax|pred)|classif")
 
 

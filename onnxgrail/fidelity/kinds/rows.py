@@ -6,6 +6,7 @@ import numpy as np
 
 from onnxgrail.core import Floats
 from onnxgrail.fidelity.kinds.part import (
+    ACTIONS,
     BOX,
     FEATURES,
     FEW,
@@ -115,6 +116,11 @@ def _positive(look: Look) -> tuple[Part, ...]:
     return (Part(kind="embedding", why="one row of many numbers, none below 0"),)
 
 
+def _echo(look: Look) -> tuple[Part, ...]:
+    """Detect what an autoencoder makes of an input."""
+    return (_differing(look, "resembles an input"),) if look.words in look.clues.echoes else ()
+
+
 def _class_row(look: Look) -> tuple[Part, ...]:
     named, columns = bool(SCORES.search(look.words)), look.rows.shape[1]
     few, equal = columns <= FEW, 1 / columns
@@ -122,7 +128,9 @@ def _class_row(look: Look) -> tuple[Part, ...]:
     spread = np.median(look.rows.std(axis=1))
     if named or ((few or spread <= LOUD) and probabilities(look.rows, "logits").max(axis=1).mean() >= least):
         why = "named as scores" if named else "one row of scores"
-        return (Part(kind="classes", why=why, form="logits", axis=1, rows=True),)
+        classes = Part(kind="classes", why=why, form="logits", axis=1, rows=True)
+        moves = ACTIONS.search(look.words) and not named  # a joint's torque is no score, but an action may be a choice
+        return (_differing(look, "named as actions"), classes) if moves else (classes,)
     if few:
         return (values(look, "a few numbers, and no class stands out"),)
     vector = Part(kind="embedding", why="one row of many numbers, no class stands out")
@@ -133,4 +141,4 @@ def _class_row(look: Look) -> tuple[Part, ...]:
     return (vector, Part(kind="classes", why=f"as many as no vector has: {columns}", form="logits", axis=1, rows=True))
 
 
-ROW: tuple[Rule, ...] = (_features, _row_in_range, _one_number, _pattern, _positive, _class_row)
+ROW: tuple[Rule, ...] = (_features, _row_in_range, _one_number, _pattern, _positive, _echo, _class_row)
