@@ -12,7 +12,7 @@ import numpy as np
 from onnxgrail.algebra.moments.curves import fluctuation
 from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import PROMISE, Fit, balanced, by_units
-from onnxgrail.allocation.few import Bits, fewest, given_bits, plain, raised, with_bits
+from onnxgrail.allocation.few import Bits, Moved, fewest, given_bits, held, lowered, plain, raised, with_bits
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths, ladders_of
 from onnxgrail.allocation.losses import Search, Way, Ways, evidence, tells
 from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
@@ -244,14 +244,26 @@ def _sized(search: Search, measure: Measure, limit: float, way: Way) -> tuple[Fi
         return best if ladders else replace(_whole(search), reached=best.reached)
 
     best, least = found(bits), fewest(rungs)
+    if not best.reached and search.recipe.chooses_bits:  # a few bytes are more than counted
+        fewer = _held(search, measure, limit, (best, bits), lowered)
+        bits, best = (fewer, found(fewer)) if fewer is not None else (bits, best)
     if not best.reached and bits != least:
         bits, best = least, found(least)
     if best.reached and search.recipe.chooses_bits:
-        here = _measured(search, measure, best, bits)
-        more = raised(rungs, bits, lambda more: with_bits(here, rungs, more)(best.widths) <= limit)
-        real = built(search.prepared, search.recipe, "size", best.widths, more)
-        bits = bits if real is not None and real > limit else more
+        bits = _held(search, measure, limit, (best, bits), raised) or bits
     return best, bits
+
+
+def _held(search: Search, measure: Measure, limit: float, fit: tuple[Fit, Bits], moved: Moved) -> Bits | None:
+    """Return lowered or raised bits with which the built model stays within a size; None if none were found."""
+    best, bits = fit
+    here = _measured(search, measure, best, bits)
+    return held(
+        limit,
+        lambda bits: with_bits(here, search.rungs, bits)(best.widths),
+        functools.partial(moved, search.rungs, bits),
+        lambda bits: built(search.prepared, search.recipe, "size", best.widths, bits),
+    )
 
 
 def _ways(search: Search, measure: Measure, limit: float) -> tuple[str, Ways]:

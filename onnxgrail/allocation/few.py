@@ -24,9 +24,12 @@ from onnxgrail.graph.rotate.marked import SECOND
 from onnxgrail.machine.amounts import target_of
 
 Bits = Mapping[str, int]
+Moved = Callable[[Sequence["Rung"], Bits, Callable[[Bits], bool]], Bits]
+"""`lowered` or `raised`."""
 LEVELS = (8, 4)
 COARSE = 128  # weights that share a scale in a file that has to be small
 REMEMBERED = 4096  # most sizes of weights to remember
+TRIES = 4  # bits that are tried until the built model is small enough
 LITTLE = 0.1  # share of the bytes that bits must save at least, or widths alone decide
 
 
@@ -226,6 +229,45 @@ def plain(rungs: Sequence[Rung], fits: Callable[[Bits], bool]) -> Bits:
                 del bits[rung.weight]  # so that the last one is the last in order
                 bits[rung.weight] = level
     return bits
+
+
+def lowered(rungs: Sequence[Rung], bits: Bits, fits: Callable[[Bits], bool]) -> Bits:
+    """Return bits that are lowered by one more level until they fit, the first ones that were lowered first."""
+    known = {rung.weight: rung for rung in rungs}
+    fewer = dict(bits)
+    for weight, now in sorted(bits.items(), key=lambda item: item[1] == FLOAT):
+        if fits(fewer):
+            break
+        fewer[weight] = max((level for level in known[weight].forms if level < now), default=now)
+    return fewer
+
+
+def held(
+    limit: float,
+    counted: Callable[[Bits], float],
+    moved: Callable[[Callable[[Bits], bool]], Bits],
+    size: Callable[[Bits], float | None],
+) -> Bits | None:
+    """Return bits with which the built model stays within a limit, though it may be a little larger than counted.
+
+    Args:
+        limit: in bytes.
+        counted: bytes with some bits.
+        moved: returns bits that are small enough.
+        size: bytes of the built model; None if it is not built.
+    """
+    most = limit
+    for _ in range(TRIES):
+        bits = moved(partial(_fits, counted, most))
+        real = size(bits)
+        if real is None or real <= limit:
+            return bits
+        most = counted(bits) - (real - limit)
+    return None
+
+
+def _fits(counted: Callable[[Bits], float], most: float, bits: Bits) -> bool:
+    return counted(bits) <= most
 
 
 def raised(rungs: Sequence[Rung], bits: Bits, fits: Callable[[Bits], bool]) -> Bits:

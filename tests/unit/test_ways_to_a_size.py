@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from onnxgrail.allocation.choose import allocate, with_names
-from onnxgrail.allocation.few import Bits, fewest, rungs_of, with_bits
+from onnxgrail.allocation.few import Bits, Moved, Rung, fewest, held, lowered, raised, rungs_of, with_bits
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.allocation.losses import Search, Ways, search_of
-from onnxgrail.allocation.measures import measure_of
+from onnxgrail.allocation.measures import built, measure_of
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.core import Recipe
 from onnxgrail.machine.job import Job
@@ -73,6 +75,38 @@ def test_the_way_that_loses_least_is_taken(search: Search, best: int) -> None:
     assert found.bits == (bits, fewer)[best]
     assert found.budget is not None
     assert found.budget.found <= found.budget.limit
+
+
+@pytest.mark.parametrize(("moved", "given", "left"), [(lowered, 8, [4, 8, 8]), (raised, 4, [4, 8, 8])])
+def test_a_file_a_little_larger_than_counted_costs_little(moved: Moved, given: int, left: list[int]) -> None:
+    """Before, all weights got the fewest bits then: a fifth of the file where two fifths were asked for."""
+    forms: Any = {8: None, 4: None}
+    rungs = [Rung(name, (8, 8), 256, forms) for name in "abc"]
+    bits: Bits = {rung.weight: given for rung in rungs}
+
+    def counted(bits: Bits) -> float:
+        return 100.0 * sum(bits.values())
+
+    def size(bits: Bits) -> float:
+        return counted(bits) + 40 * sum(number == 8 for number in bits.values())
+
+    limit = counted(dict.fromkeys("abc", 8)) + 110  # 10 bytes too few for all
+    found = held(limit, counted, partial(moved, rungs, bits), size)
+    assert found is not None
+    assert sorted(found.values()) == left
+    assert size(found) <= limit
+
+
+def test_bits_that_are_a_few_bytes_too_large_are_lowered_a_little(search: Search) -> None:
+    full = {block.name: block.units for block in search.blocks}
+    eight: Bits = {rung.weight: 8 for rung in search.rungs}
+    real = built(search.prepared, search.recipe, "size", full, eight)
+    assert real is not None
+    job = replace(search.job, recipe=replace(search.recipe, target_size=int(real) - 10))
+    found = allocate(replace(search, job=job, together=lambda *_: Ways([(eight, None)], lambda _: 0)))
+    assert list(found.bits.values()).count(4) == 1
+    assert found.budget is not None
+    assert found.budget.found <= real - 10
 
 
 def test_a_measured_loss_decides(search: Search) -> None:
