@@ -14,7 +14,6 @@ from onnxgrail.core import Array, Feed
 STATES = re.compile(r"present|past|cache|state|hidden|memory|(?<![a-z])[hc][xn]?(?![a-z])")
 SHORT = re.compile(r"^([hc])[nx]$")  # states of recurrent layers: hn is fed back as h or h0
 SIDES = frozenset({"past", "present", "in", "out", "input", "output", "prev", "next", "new", "old", "n", "last"})
-
 TOGETHER, ENOUGH = 0.5, 64  # least correlation of an output with an input, and numbers that show one
 
 
@@ -72,12 +71,12 @@ def clues_of(feed: Feed, outputs: Feed, *, scores: str | None, known: bool, synt
         synthetic=synthetic,
         common=common,
         echoes=frozenset(
-            name.lower() for name, one in outputs.items() if any(_alike_in(one, a) for a in feed.values())
+            name.lower() for name, one in outputs.items() if any(_resembles(one, a) for a in feed.values())
         ),
     )
 
 
-def _alike_in(output: object, given: Array) -> bool:
+def _resembles(output: object, given: Array) -> bool:
     """Return True if an output and an input of its shape rise and fall together."""
     if not isinstance(output, np.ndarray) or output.shape != given.shape or output.size < ENOUGH:
         return False
