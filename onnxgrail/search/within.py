@@ -22,6 +22,7 @@ BEYOND = 3.0  # times the limit: predicted loss at which the path ends
 SLACK = 0.02  # the same, added: predictions of small losses are far off
 PATIENCE = {"fast": Patience(3, 0.7), "normal": Patience(5, 0.88), "max": Patience(10, 0.95)}
 """By effort."""
+FAILED = 3  # candidates of which none holds, after which the whole model in its bits is judged
 NEXT, FAR = 2.0, 4.0  # times the limit: the larger loss whose cost is predicted, and the largest one that is told
 
 
@@ -57,7 +58,13 @@ def within(task: Task) -> tuple[Widths, Found]:
             tick()
             return loss.bound
 
-        late = (lambda: False) if budget is None else (lambda: time.monotonic() - started > budget)
+        def late() -> bool:
+            """Return True where no time is left, or where fewer bits alone lose too much, so that nothing can hold."""
+            if budget is not None and time.monotonic() - started > budget:
+                return True
+            none = len(tried) >= FAILED and all(one.loss.bound > task.limit for one in tried.values())
+            return none and task.search.recipe.quantize != "none" and bound(paths.without(), 0) > task.limit
+
         seek = Seek(task.limit, bound, late, patience)
         blocks = [block.name for block in task.search.blocks]
         if task.search.rungs and first_fails(paths.without(), seek) and narrows:  # bits alone are cheaper to try

@@ -16,6 +16,7 @@ import pytest
 import onnxgrail
 from onnxgrail.errors import DataError, ModelError, NothingToCompressError, OnnxGrailError, UsageError
 from onnxgrail.narrowing.bits import stage
+from onnxgrail.search.candidates import Candidates
 from tests.e2e import nets
 from tests.e2e.rounded import FEED, WHOLE, lost, run, small
 from tests.tiny import tiny
@@ -80,6 +81,20 @@ def test_it_follows_the_dense_network_after_narrowing(wide: Path, reducer: str) 
     slim, four = (small(wide, f"{kind}.onnx", quantize=kind, **choices)[0] for kind in ("none", "int4"))
     assert four.stat().st_size < 0.4 * slim.stat().st_size
     assert lost(four, wide) < 1.1 * lost(slim, wide) + 0.005
+
+
+def test_a_search_ends_where_bits_alone_lose_too_much(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    loss = Candidates.loss
+
+    def counted(self: Candidates, *words: Any, **more: Any) -> Any:
+        tried.append(words)
+        return loss(self, *words, **more)
+
+    monkeypatch.setattr(Candidates, "loss", counted)
+    with pytest.raises(NothingToCompressError, match="--quantize int4 alone has a loss of"):
+        small(wide, "none.onnx", ratio=None, max_loss=0.001)
+    assert len(tried) <= 6  # 9 if the search went on
 
 
 def test_bands_of_a_spectrum_stay_positive_before_a_logarithm(tmp_path: Path) -> None:
