@@ -127,12 +127,20 @@ def test_scores_in_between_count_from_one_tenth_on() -> None:
     assert loss.name == "difference of scores above 0.1, as a share of the higher ones"
 
 
-@pytest.mark.parametrize(("name", "near", "kinds"), [("y", 0.3, ("values",)), ("y", 3.0, ("classes",))])
-def test_what_resembles_an_input_is_no_score(name: str, near: float, kinds: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("near", "kind"), [(0.3, "values"), (3.0, "classes")])
+def test_what_resembles_an_input_is_no_score(near: float, kind: str) -> None:
     rows = RNG.standard_normal((30, 12)) * 3
     made = rows + near * 3 * RNG.standard_normal((30, 12))
-    clues = clues_of({"x": rows}, {name: made}, scores=None, known=True, synthetic=False)
-    assert tuple(part.kind for part in parts_of(name, [made], clues)) == kinds
+    clues = clues_of({"x": rows}, {"y": made}, scores=None, known=True, synthetic=False)
+    assert [part.kind for part in parts_of("y", [made], clues)] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("name", "middle", "columns", "kind"), [("y", 0.5, 3, "scores"), ("logits", 0.0, 5, "classes")]
+)
+def test_labels_and_classes_near_each_other_are_numbers_too(name: str, middle: float, columns: int, kind: str) -> None:
+    rows = middle + 0.03 * RNG.standard_normal((30, columns))
+    assert [part.kind for part in parts_of(name, [rows], Clues())] == [kind, "values"]
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("actions", ("values", "classes")), ("action_logits", ("classes",))])
