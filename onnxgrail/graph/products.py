@@ -23,7 +23,7 @@ def is_fused(node: ir.Node) -> bool:
 
 def is_product(node: ir.Node) -> bool:
     """Return True for a matrix product, fused or not, whose batch axes come first."""
-    return (node.op_type == "MatMul" and node.domain in ("", "ai.onnx")) or is_fused(node)
+    return (node.op_type == "MatMul" and not node.domain) or is_fused(node)
 
 
 def axes_of(node: ir.Node, ranks: tuple[int, int]) -> tuple[int, int, int]:

@@ -114,9 +114,7 @@ def program_of(model: ir.Model, *, floats: torch.dtype | None = None) -> Program
     Raises:
         UnsupportedOpError: an operator without gradient.
     """
-    versions = {("" if d == "ai.onnx" else d): v for d, v in model.graph.opset_imports.items()}
-    versions = {**{("" if d == "ai.onnx" else d): v for d, v in model.opset_imports.items()}, **versions}
-    steps = tuple(_step(node, versions, floats) for node in model.graph)
+    steps = tuple(_step(node, model.opset_imports, floats) for node in model.graph)
     used = {name for step in steps for name in step.inputs} | {v.name for v in model.graph.outputs}
     weights = {
         name: as_tensor(value.const_value.numpy(), floats)
@@ -142,15 +140,14 @@ def tensors(feeds: Mapping[str, Array], floats: torch.dtype | None = None) -> di
 
 
 def _step(node: ir.Node, versions: Mapping[str, int], floats: torch.dtype | None) -> Step:
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    function = find(domain, node.op_type)
+    function = find(node.domain, node.op_type)
     if function is None or bodies(node):
-        raise unsupported(domain, node.op_type, key(node))
+        raise unsupported(node.domain, node.op_type, key(node))
     outputs = tuple(names_of(node.outputs))
     call = Call(
         op=node.op_type,
-        domain=domain,
-        version=versions.get(domain, 1),
+        domain=node.domain,
+        version=versions.get(node.domain, 1),
         node=key(node),
         outputs=len(outputs),
         wanted=tuple(

@@ -1,4 +1,7 @@
-"""Valid graphs of which nobody thinks: sequences as outputs, sizes of zero, outputs that are inputs or weights."""
+"""Valid graphs of which nobody thinks: sequences as outputs, sizes of zero, outputs that are inputs or weights.
+
+Or standard operators by the name `ai.onnx`, which stands for the empty one.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,16 @@ def with_outputs(*names):
     return model
 
 
+def with_long_name():
+    """A model with an operator of a later version, which has to be found."""
+    model = plain()
+    for place in (1, 3):
+        node = model.graph.node[place]
+        node.CopyFrom(helper.make_node("MeanVarianceNormalization", node.input, node.output, axes=[0]))
+    model.opset_import[0].domain = "ai.onnx"
+    return model
+
+
 MODELS = {
     "a sequence beside a tensor": with_sequence(alone=False),
     "a sequence alone": with_sequence(alone=True),
@@ -58,6 +71,7 @@ MODELS = {
     "an output twice": with_outputs("y"),
     "nothing in the middle": plain(w1=(16, 0), w2=(0, 4)),
     "nothing at the end": plain(w2=(16, 0)),
+    "standard operators by their long name": with_long_name(),
 }
 PAIRS = [
     *((name, choice) for name in list(MODELS)[:2] for choice in ("default", "int8", "fp16")),

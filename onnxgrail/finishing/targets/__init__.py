@@ -17,7 +17,6 @@ import onnx_ir as ir
 from onnxgrail.graph.attributes import input_of, written
 from onnxgrail.graph.io.opset import opset_of
 
-STANDARD = ("", "ai.onnx")
 WEIGHTY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "DequantizeLinear")
 CHANNELLED = ("Conv", "ConvTranspose")  # operators whose kernels are built for a fixed number of channels
 SHOWN = 5  # number of weights that a piece of advice names
@@ -70,7 +69,7 @@ def _operators(model: ir.Model, known: Mapping[str, Any]) -> Iterator[dict[str, 
         yield _found("advice", f"opset {opset} is outside {low} to {high}, which the table covers")
     for graph in model.graphs():
         for node in graph:
-            if node.domain not in STANDARD:
+            if node.domain:
                 yield _found("problem", f"operators of {node.domain} need a plug-in", node)
             elif node.op_type not in known["operators"]["supported"]:
                 yield _found("problem", "the parser does not support this operator", node)

@@ -178,7 +178,7 @@ def _axes(node: ir.Node, facts: Facts) -> tuple[int, int] | None:
     """Return the input and output axis of a node's weight; None if its output is not a plain sum of products."""
     known = all(v is None or v.name in facts.shapes for v in (*node.inputs, *node.outputs))
     packed = node.op_type == "MatMulNBits" and name_of(node, 1) in facts.stored
-    if not known or (node.domain not in ("", "ai.onnx") and not packed):
+    if not known or (node.domain and not packed):
         return None
     shapes = [facts.shapes[v.name or ""] for v in node.inputs[:2] if v is not None]
     ranks = [len(shape) for shape in shapes]

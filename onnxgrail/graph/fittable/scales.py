@@ -17,7 +17,6 @@ from onnxgrail.graph.trace.survey import Operand, Survey
 FAR = 400  # nodes visited
 
 
-STANDARD = ("", "ai.onnx")
 # (domain is Microsoft's, op) -> operands of scale and bias (-1 for none), True if channels are axis 1
 FUSED: Mapping[tuple[bool, str], tuple[int, int, bool]] = {
     (False, "BatchNormalization"): (1, 2, True),
@@ -114,9 +113,9 @@ class _Finder:
         fused = FUSED.get((node.domain == MICROSOFT, node.op_type))
         if fused is not None:
             yield from self._fused(node, position, fused)
-        elif node.op_type == "Conv" and node.domain in STANDARD and not _has_norm_behind(node):
+        elif node.op_type == "Conv" and not node.domain and not _has_norm_behind(node):
             yield from self._conv(node, position)
-        elif node.op_type == "Mul" and node.domain in STANDARD:
+        elif node.op_type == "Mul" and not node.domain:
             yield from self._apart(node, position)
 
     def _fused(self, node: ir.Node, position: int, form: tuple[int, int, bool]) -> Iterator[Place]:

@@ -86,7 +86,7 @@ def trainable(model: ir.Model) -> Trainable:
 
 
 def _matrices(node: ir.Node) -> tuple[int, ...]:
-    if node.op_type in PACKED and node.domain in ("", "ai.onnx"):
+    if node.op_type in PACKED and not node.domain:
         return ()
     return MATRICES.get(node.op_type, ())
 

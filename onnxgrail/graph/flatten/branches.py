@@ -94,7 +94,7 @@ def unfolded(model: ir.Model) -> ir.Model:
 
 def _enters(node: ir.Node) -> bool:
     """Return True for an If whose two branches are present and return tensors."""
-    if node.op_type != "If" or node.domain not in ("", "ai.onnx") or not key(node) or node.inputs[0] is None:
+    if node.op_type != "If" or node.domain or not key(node) or node.inputs[0] is None:
         return False
     if any(name not in node.attributes or node.attributes[name].is_ref() for name in SIDES.values()):
         return False

@@ -87,7 +87,7 @@ def _named(function: ir.Function) -> Iterator[tuple[ir.Node | ir.Value, str]]:
 def _align(function: ir.Function, version: int) -> None:
     """Set a function's opset to the model's if all operators it uses are the same in both versions."""
     own = function.opset_imports.get("", version)
-    names = {node.op_type for node in _nodes(function) if node.domain in ("", "ai.onnx")}
+    names = {node.op_type for node in _nodes(function) if not node.domain}
     if own != version and version and all(_since(name, own) == _since(name, version) for name in names):
         function.opset_imports[""] = version
 

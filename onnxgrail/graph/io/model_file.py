@@ -18,7 +18,7 @@ from onnxgrail.graph.io.inside import Split, hold, split
 from onnxgrail.graph.io.mapped import SOURCES, Mapped, check_unchanged, map_weights, weight_files
 from onnxgrail.graph.io.opaque import attach, set_aside
 from onnxgrail.graph.io.serial import INFORMED
-from onnxgrail.graph.io.soundness import check, tensors
+from onnxgrail.graph.io.soundness import STANDARD, check, tensors
 from onnxgrail.graph.io.writing import unload, write_inline
 from onnxgrail.machine.files import drafts
 from onnxgrail.machine.files.paths import make_folder
@@ -43,7 +43,7 @@ def load(source: Source) -> ir.Model:
         ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
     """
     try:
-        model = inlined(_read(source))
+        model = inlined(_standard(_read(source)))
     except (OnnxGrailError, MemoryError, OSError):
         raise
     except Exception as error:  # onnx-ir raises many exception types
@@ -69,6 +69,14 @@ def _read(source: Source) -> ir.Model:
     raise ModelError(
         f"cannot read a model from {type(source).__name__}", hint="Give a path, bytes, a ModelProto or a graph"
     )
+
+
+def _standard(model: ir.Model) -> ir.Model:
+    """Call the domain of the standard operators only by the empty name, as onnx-ir does in nodes."""
+    for versions in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
+        if STANDARD in versions:
+            versions.setdefault("", versions.pop(STANDARD))
+    return model
 
 
 def _from_path(path: Path) -> ir.Model:

@@ -21,7 +21,6 @@ Narrow = Callable[[Cut], None]
 
 _RULES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
 _NARROWS: dict[tuple[str, str], Narrow] = {}
-_STANDARD = ("", "ai.onnx")
 PLUGINS = "onnxgrail.ops"  # group of entry points: a name `domain.Op` and the module with its rule
 
 
@@ -90,7 +89,6 @@ def narrow(*ops: str, domain: str = "") -> Callable[[Narrow], Narrow]:
 
 def find_rule(domain: str, op: str, version: int) -> Rule | None:
     """Return the newest rule that is not newer than the model's opset; None if there is none."""
-    domain = "" if domain in _STANDARD else domain
     if (domain, op) not in _RULES:
         _import_plugin(domain, op)
     known = _RULES.get((domain, op), [])
@@ -123,7 +121,7 @@ def _import_plugin(domain: str, op: str) -> None:
 
 def find_narrow(domain: str, op: str) -> Narrow | None:
     """Return the op's rewrite; None if cutting its weights is enough."""
-    return _NARROWS.get(("" if domain in _STANDARD else domain, op))
+    return _NARROWS.get((domain, op))
 
 
 class Row(NamedTuple):

@@ -123,7 +123,7 @@ def _caches(graph: ir.Graph, facts: Facts) -> Iterator[_Cache]:
 
 def _places(node: ir.Node, facts: Facts) -> list[tuple[int, int]]:
     """Return the operands of a node that may be a past, with the output that is the present."""
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain:
         return []
     if node.op_type == "Attention":
         return [(k, output) for k, output in ((4, 1), (5, 2)) if k < len(node.inputs) and node.inputs[k] is not None]
@@ -164,7 +164,7 @@ def _past(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
 def _copies(node: ir.Node) -> bool:
     """Return True if a node copies its input, as a concatenation of one tensor does."""
     alone = node.op_type == "Concat" and len(node.inputs) == 1
-    return node.domain in ("", "ai.onnx") and (node.op_type in COPIES or alone)
+    return not node.domain and (node.op_type in COPIES or alone)
 
 
 def _through(node: ir.Node, axes: list[int]) -> list[int]:

@@ -267,7 +267,7 @@ class _Finder:
                 self._follows(node, place, layers)
 
     def _follows(self, node: ir.Node, place: _Place, layers: set[str]) -> None:
-        if node.domain in ("", "ai.onnx") and node.op_type in MOVES:
+        if not node.domain and node.op_type in MOVES:
             return
         if (node.op_type in LAYERS or is_fused(node)) and key(node) in layers and integer(node, "group", 1) == 1:
             return

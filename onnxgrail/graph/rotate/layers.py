@@ -89,7 +89,7 @@ def factor_of_bias(node: ir.Node) -> float:
 
 def weight_of(node: ir.Node, facts: Facts) -> ir.Value | None:
     """Return the constant float weight of a matrix product or a convolution without groups."""
-    known = node.op_type in ("Gemm", "Conv") and node.domain in ("", "ai.onnx")
+    known = node.op_type in ("Gemm", "Conv") and not node.domain
     if not (known or is_product(node)) or integer(node, "transA") or integer(node, "group", 1) != 1:
         return None
     value = node.inputs[1]

@@ -83,7 +83,7 @@ def _is_apart(norm: Norm) -> bool:
 def _fused(node: ir.Node, facts: Facts) -> Norm | None:
     source, result = node.inputs[0], node.outputs[0]
     shape = facts.shapes.get(source.name or "") if source is not None else None
-    if source is None or not shape or node.domain not in ("", "ai.onnx"):
+    if source is None or not shape or node.domain:
         return None
     if integer(node, "axis", -1) % len(shape) != len(shape) - 1 or any(v.uses() for v in node.outputs[1:]):
         return None

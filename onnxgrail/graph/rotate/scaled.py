@@ -99,7 +99,7 @@ def _multiplied(node: ir.Node, wall: Wall, facts: Facts) -> _Affine | None:
 
 def _normalized(node: ir.Node, wall: Wall, facts: Facts) -> _Affine | None:
     """Return what a batch normalization with fixed statistics does."""
-    known = node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx") and wall.axis == 1
+    known = node.op_type == "BatchNormalization" and not node.domain and wall.axis == 1
     if not known or integer(node, "training_mode") or any(value.uses() for value in node.outputs[1:]):
         return None
     source, vectors = node.inputs[0], [constant_of(v, v.name or "", facts) for v in node.inputs[1:5] if v is not None]
