@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.branching import Seen, look
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
-from onnxgrail.calibration.feeds.judging import HeldOut, words_of
+from onnxgrail.calibration.feeds.judging import HeldOut, check_halves, words_of
 from onnxgrail.calibration.feeds.kept import trimmed
 from onnxgrail.calibration.metric import Function, metric_of
 from onnxgrail.calibration.prepared import Prepared
@@ -76,6 +76,8 @@ def prepare(
         whole, (model, tables, refusals) = model, trimmed(model, recipe.keep_tokens, tied=recipe.max_loss is None)
     with unchanged(model):
         batches, held, seen = _fed(model, data, job, held_out)
+    if recipe.max_loss is not None and held is None:
+        check_halves(batches)
     with clock.stage("trace"), unchanged(model):
         survey = trace(seen.model, seen.facts, interface=recipe.kv_io)
         survey = survey if recipe.norms == "none" else widened(seen.model, survey)

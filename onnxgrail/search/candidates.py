@@ -22,11 +22,10 @@ from onnxgrail.allocation.found import Judged
 from onnxgrail.allocation.ladders import Cost, Widths
 from onnxgrail.allocation.losses import Search
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.judging import part_of
+from onnxgrail.calibration.feeds.judging import check_halves, part_of
 from onnxgrail.calibration.judge import Judge, Outputs
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.stream.beginnings import Beginnings
-from onnxgrail.errors import DataError
 from onnxgrail.fidelity.loss import Loss
 from onnxgrail.graph.rewrite.weights import empty
 from onnxgrail.graph.trace.survey import Ledger
@@ -189,11 +188,7 @@ def folds_of(prepared: Prepared) -> tuple[Batches, list[Fold]]:
         batches = prepared.held_out.batches
         return batches, [Fold(prepared, tuple(range(len(batches))))]
     batches, count = prepared.batches, len(prepared.batches)
-    if count < 2:
-        raise DataError(
-            f"{batches.source} has a single batch ({batches.samples} samples): none is left to judge the loss",
-            hint="Give more samples, or --held-out DATA",
-        )
+    check_halves(batches)
     halves = [tuple(range(start, count, 2)) for start in (0, 1)]
     return batches, [Fold(_part(prepared, halves[1 - n]), halves[n]) for n in (0, 1)]
 

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxgrail
 from onnxgrail.allocation.measures import measure_of
+from onnxgrail.calibration import prepare as preparing
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Outcome
 from onnxgrail.errors import DataError, MetricError, NothingToCompressError, UsageError
@@ -156,6 +157,12 @@ def test_samples_of_one_batch_are_split(model: Path, tmp_path: Path) -> None:
 def test_a_single_sample_leaves_none_to_judge(model: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a single batch \(1 samples\): none is left to judge the loss"):
         compressed(model, tmp_path / "o.onnx", data=inputs(1))
+
+
+def test_that_is_said_before_anything_is_traced(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "trace", lambda *_, **__: pytest.fail("the model is traced"))
+    with pytest.raises(DataError, match="a single batch"):
+        onnxgrail.compress(model, data=inputs(1))
 
 
 def test_a_killed_search_goes_on_to_the_same_bytes(

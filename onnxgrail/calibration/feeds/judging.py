@@ -11,7 +11,7 @@ import numpy as np
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.core import Feed, Floats
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import DataError, UsageError
 from onnxgrail.machine.amounts import whole
 
 AUTO = "auto"  # default of --held-out: a fifth of the data, see `held_out`
@@ -72,6 +72,19 @@ def apart(batches: Batches) -> tuple[Batches, Batches | None]:
     sides = [[f for n, f in enumerate(batches.feeds) if (n % EACH == EACH // 2) is side] for side in (False, True)]
     rest, held = (part_of(batches, side) for side in sides)
     return rest, replace(held, notes=())
+
+
+def check_halves(batches: Batches) -> None:
+    """Check that data can be divided, so that samples judge what is fitted to others.
+
+    Raises:
+        DataError: there is only one feed.
+    """
+    if len(batches) < 2:
+        raise DataError(
+            f"{batches.source} has a single batch ({batches.samples} samples): none is left to judge the loss",
+            hint="Give more samples, or --held-out DATA",
+        )
 
 
 def gate(count: int) -> list[int]:
