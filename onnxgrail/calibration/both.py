@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.judging import part_of, spread
 from onnxgrail.calibration.feeds.signature import padding_mask, takes_vectors
 from onnxgrail.calibration.runtime.session import USUAL, Session, Setup, open_session
 from onnxgrail.calibration.texts import Text, text_of
 from onnxgrail.core import Feed, Labels
 from onnxgrail.fidelity import Clues, Tally, clues_of
 from onnxgrail.fidelity.goals import Goals
+from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.lists import Lists, open_axes
+from onnxgrail.fidelity.tally import FIRST
 from onnxgrail.graph.io.serial import Packed
 from onnxgrail.graph.rewrite.interface import Port, fit
 from onnxgrail.machine.progress import Progress, silent
 
+PLACES = 4  # least number of feeds from which the content of outputs is detected, if there are so many
+
 Source = Packed | bytes | str | Path
 Fed = tuple[Feed, Labels | None]
 """A feed, and the true classes of its samples."""
+Run = Callable[[Callable[[], Feed], Feed], Feed]
+"""Returns the outputs of a model for a feed, given what makes the feed, and the feed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +101,26 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     return Comparer(clues, text, lists, vectors)
 
 
+def content_of(comparer: Comparer, batches: Batches, run: Run) -> dict[str, tuple[Part, ...]]:
+    """Detect the content of a model's outputs from samples of all feeds.
+
+    The first samples do not show it: data are often in order, by class or by time.
+
+    Args:
+        comparer: of the model with others.
+        batches: the feeds.
+        run: see `Run`.
+    """
+    count = max(math.ceil(FIRST * len(batches) / max(batches.samples, 1)), PLACES)
+    some = part_of(batches, spread(batches, min(count, len(batches))))
+    tally = Tally(comparer.clues, brief=True, first=some.samples)
+    for make, fed in zip(some.feeds, some.labelled(), strict=True):
+        wanted = run(make, fed[0])
+        comparer.add(tally, fed, wanted, wanted, ())
+    tally.tables()
+    return tally.known
+
+
 def run_both(
     pair: Pair,
     batches: Batches,
@@ -123,6 +151,8 @@ def run_both(
             if comparer is None:
                 comparer = comparer_of(one, fed, wanted, texts=texts, synthetic=batches.synthetic)
                 tally.clues = comparer.clues
+                if judge and batches.samples > FIRST:
+                    tally.known |= content_of(comparer, batches, lambda _, feed: one.run(feed))
             comparer.add(tally, fed, wanted, two.run(fit(fed[0], pair.ports)), pair.ports)
         progress("compare", total, total)
     return tally

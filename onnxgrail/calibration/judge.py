@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.both import Fed, comparer_of
+from onnxgrail.calibration.both import Fed, comparer_of, content_of
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of
 from onnxgrail.calibration.metric import Metric, arrays_of, outputs_of
@@ -33,9 +33,14 @@ HELD = 2**28  # bytes of the original's outputs that stay in memory
 
 
 class Outputs:
-    """The outputs of a model by feed, up to `HELD` bytes; those of further feeds are computed again."""
+    """The outputs of a model by feed, up to `HELD` bytes; those of further feeds are computed again.
 
-    def __init__(self) -> None:
+    Attributes:
+        known: their content; empty until `Judge.detect`.
+    """
+
+    def __init__(self, known: dict[str, tuple[Part, ...]] | None = None) -> None:
+        self.known = {} if known is None else known
         self._held: dict[Hashable, dict[str, Array]] = {}
         self._room = HELD
 
@@ -93,7 +98,6 @@ class Judge:
         heavy = bool(in_files(model))
         self._setup = Setup(providers=tuple(providers), optimise=not heavy, once=heavy)
         self._held = outputs or Outputs()
-        self._parts: dict[frozenset[int], dict[str, tuple[Part, ...]]] = {}  # content of the outputs by samples
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -149,7 +153,7 @@ class Judge:
             ModelError: ONNX Runtime does not run a candidate.
             DataError: no output can be compared.
         """
-        tally, done = self._tally(samples), 0
+        tally, done = self._tally(), 0
         for opened in answers:
             with opened as one:
                 here, there = itertools.tee(self._fed(one.numbers))
@@ -169,7 +173,7 @@ class Judge:
     def content(self) -> Floats:
         """Return (feeds,) the content of each feed: its scores above 0.1; 1 each for outputs without scores."""
         numbers = range(len(self._batches))
-        tally, rows, nothing = self._tally(numbers), list[dict[str, int]](), np.ones(len(numbers))
+        tally, rows, nothing = self._tally(), list[dict[str, int]](), np.ones(len(numbers))
         known = tally.known
         for number, fed in zip(numbers, self._fed(numbers), strict=True):
             wanted = self._wanted(number, fed[0])
@@ -198,10 +202,14 @@ class Judge:
             return {value.name or "": value.name or "" for value in self._model.graph.outputs}
         return {value.name or "": chosen_by(value) for value in self._shown.graph.outputs}
 
-    def _tally(self, samples: Sequence[int]) -> Tally:
-        """Return a tally that knows the content of the outputs if the same feeds, in any order, have shown it."""
-        known = self._parts.setdefault(frozenset(samples), {})
-        return Tally(self._comparer.clues, known=known, brief=self._brief)
+    def detect(self) -> None:
+        """Detect the content of the outputs, once for all judges that share `Outputs`."""
+        if not self._held.known:
+            self._held.known |= content_of(self._comparer, self._batches, self._made)
+
+    def _tally(self) -> Tally:
+        self.detect()
+        return Tally(self._comparer.clues, known=self._held.known, brief=self._brief)
 
     def _originals(self, numbers: Sequence[int]) -> tuple[list[Feed], list[Labels | None]]:
         """Return the original's outputs for some feeds, and the labels of their samples."""
@@ -221,9 +229,12 @@ class Judge:
         return self.some(numbers).labelled()
 
     def _wanted(self, number: int, feed: Feed) -> dict[str, Array]:
-        """Return the original's outputs for a feed."""
-        key = self._batches.feeds[number], self._shown is None
-        return self._held.of(key, lambda: self._original.run(feed))
+        """Return the original's outputs for the feed of a number."""
+        return self._made(self._batches.feeds[number], feed)
+
+    def _made(self, make: Callable[[], Feed], feed: Feed) -> dict[str, Array]:
+        """Return the original's outputs for a feed, which a function makes."""
+        return self._held.of((make, self._shown is None), lambda: self._original.run(feed))
 
 
 def _worst(tally: Tally) -> Loss:

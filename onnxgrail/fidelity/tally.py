@@ -20,7 +20,7 @@ from onnxgrail.fidelity.sums import Sums, distances, pairs
 from onnxgrail.fidelity.tables import kind_of
 from onnxgrail.fidelity.verdicts import rank, verdict_of
 
-FIRST = 16  # samples from which the content of an output is detected
+FIRST = 64  # samples from which the content of an output is detected
 HELD = 2**26  # most bytes of these samples
 NUMBERS = Part(kind="values", why=OTHER)
 
@@ -32,8 +32,9 @@ class Tally:
         sums: distances by output name.
         clues: known facts about the model's inputs; to be set before the first batch.
         judge: True to judge every output by the measure of its kind, too.
-        known: the content by output, if it was detected before on the same samples; what is detected is added.
+        known: the content by output, if it was detected before; what is detected is added.
         brief: True if only losses are asked for; other values may be NaN.
+        first: number of samples from which the content of an output is detected, unless they are large.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class Tally:
         judge: bool = True,
         known: dict[str, tuple[Part, ...]] | None = None,
         brief: bool = False,
+        first: int = FIRST,
     ) -> None:
         self.sums: dict[str, Sums] = {}
         self.clues = clues or Clues()
-        self.judge, self.brief = judge, brief
+        self.judge, self.brief, self.first = judge, brief, first
         self.known: dict[str, tuple[Part, ...]] = {} if known is None else known
         self._judges: dict[str, _Judge] = {}
         self._waiting: list[dict[str, Seen]] = []
@@ -90,14 +92,16 @@ class Tally:
         """Measure a batch once the content of all outputs is known; it waits until then."""
         self._waiting.append(batch)
         for name, seen in list(batch.items()):  # a large output leaves the batch at once
-            judge = self._judges.setdefault(name, _Judge(name=name, clues=self.clues, known=self.known))
+            judge = self._judges.setdefault(
+                name, _Judge(name=name, clues=self.clues, known=self.known, first=self.first)
+            )
             judge.note(seen)
             if judge.alone:
                 early = [waiting.pop(name) for waiting in self._waiting if name in waiting]
                 judge.read(early)
                 for one in early:
                     judge.measure(one, {})
-        if all(judge.alone or judge.count >= FIRST for judge in self._judges.values()):
+        if all(judge.alone or judge.count >= self.first for judge in self._judges.values()):
             self._measure()
 
     def _measure(self) -> None:
@@ -131,9 +135,9 @@ class Tally:
         return (*finish(self.sums, verdicts), *others)
 
 
-def _first(batches: Sequence[Seen]) -> Iterator[Array]:
+def _first(batches: Sequence[Seen], count: int) -> Iterator[Array]:
     """Yield the values of the first samples, always the same number for any batch size."""
-    left = FIRST
+    left = count
     for seen in batches:
         if left > 0:
             yield seen.wanted[:left]
@@ -145,7 +149,7 @@ class _Judge:
     """The state of one output.
 
     Attributes:
-        name: of the output; clues: about the model's inputs; known: see `Tally`.
+        name: of the output; clues: about the model's inputs; known, first: see `Tally`.
         count, size: number of samples and bytes before the content is detected.
         alone: True if the output is too large to wait for others.
         shape: of a sample.
@@ -158,6 +162,7 @@ class _Judge:
     name: str
     clues: Clues
     known: dict[str, tuple[Part, ...]]
+    first: int
     count: int = 0
     size: int = 0
     alone: bool = False
@@ -182,7 +187,7 @@ class _Judge:
         if self.parts or not first:
             return
         if self.name not in self.known:
-            self.known[self.name] = parts_of(self.name, list(_first(first)), self.clues)
+            self.known[self.name] = parts_of(self.name, list(_first(first, self.first)), self.clues)
         self.shape, self.parts = first[0].wanted.shape[1:], self.known[self.name]
         self.numbers = next((part.otherwise for part in self.parts if part.otherwise), NUMBERS)
         self.tables = [[] for _ in self.parts]

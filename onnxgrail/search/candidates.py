@@ -24,8 +24,10 @@ from onnxgrail.allocation.losses import Search
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import check_halves, part_of
 from onnxgrail.calibration.judge import Judge, Outputs
+from onnxgrail.calibration.metric import Metric
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.stream.beginnings import Beginnings
+from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.loss import Loss
 from onnxgrail.graph.rewrite.weights import empty
 from onnxgrail.graph.trace.survey import Ledger
@@ -131,7 +133,7 @@ class Candidates:
         self._backward = False
 
     def __enter__(self) -> Self:
-        self._judge = self._stack.enter_context(_judge(self._task, self._batches))
+        self._judge = self._stack.enter_context(judge_of(self._task, self._batches, self._task.search.prepared.metric))
         return self
 
     def __exit__(
@@ -164,11 +166,28 @@ class Candidates:
         return told(loss), backward
 
 
-def _judge(task: Task, batches: Batches) -> Judge:
-    """Return the judge of candidates; blocks alone are judged by the kinds of the outputs, which change smoothly."""
+def judge_of(task: Task, batches: Batches, metric: Metric | None = None, *, brief: bool = False) -> Judge:
+    """Return a judge that shares what is known of the original's outputs with the others of the task.
+
+    Args:
+        task: see `Task`.
+        batches: the feeds that judge.
+        metric: the user's own loss; blocks alone are judged by the kinds of the outputs, which change smoothly.
+        brief: leave out agreements.
+    """
+    known_of(task)
+    prepared, providers = task.search.prepared, task.search.recipe.providers
+    return Judge(prepared.model, batches, providers, metric, brief=brief, outputs=task.outputs)
+
+
+def known_of(task: Task) -> dict[str, tuple[Part, ...]]:
+    """Return the content of the original's outputs, detected on the samples that judge candidates and the result."""
     prepared = task.search.prepared
-    providers = task.search.recipe.providers
-    return Judge(prepared.model, batches, providers, prepared.metric, outputs=task.outputs)
+    if not task.outputs.known:
+        every = folds_of(prepared)[0] if task.judged else prepared.batches
+        with Judge(prepared.model, every, task.search.recipe.providers, outputs=task.outputs) as judge:
+            judge.detect()
+    return task.outputs.known
 
 
 def loss_of(prepared: Prepared, model: ir.Model, providers: Sequence[str]) -> Judged:

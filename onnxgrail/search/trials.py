@@ -15,8 +15,7 @@ from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
 from onnxgrail.allocation.losses import Way, evidence
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import chosen, part_of, spread
-from onnxgrail.calibration.judge import Judge
-from onnxgrail.calibration.metric import Metric
+from onnxgrail.calibration.judge import Judge, Outputs
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Change, Floats, View
@@ -26,7 +25,7 @@ from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.search.begun import recorded
 from onnxgrail.search.bits import harms_of_bits, split, step_of
-from onnxgrail.search.candidates import Settle, Task, folds_of, key_of
+from onnxgrail.search.candidates import Settle, Task, folds_of, judge_of, key_of, known_of
 from onnxgrail.search.harms import Harm, Near, Tried, harm_from, harm_of, power_of
 from onnxgrail.search.path import Path, Paths, schedule_of
 from onnxgrail.search.repairs import Plan, repaired, runs_alongside
@@ -126,7 +125,7 @@ def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Fl
     """
     prepared, steps = task.search.prepared, task.search.job.steps.alone()
     tick = ticking(task.search.job.progress, "comparing", len(candidates))
-    with _judge(task, parts.batches, prepared.metric) as judge:
+    with judge_of(task, parts.batches, prepared.metric, brief=True) as judge:
 
         def losses(widths: Widths) -> Floats:
             fit = functools.partial(task.made, parts.fitted, widths), parts.judges
@@ -151,7 +150,7 @@ def _alone(task: Task, content: Content, tick: Tick) -> list[Harm]:
     part = replace(prepared, batches=_some(prepared, len(ladders), task.near, content))
     every = range(len(part.batches))
     with (
-        _judge(task, part.batches) as judge,
+        judge_of(task, part.batches, brief=True) as judge,
         stream_of(part, search.recipe) as stream,
     ):
 
@@ -184,7 +183,8 @@ def _of_bits(task: Task, content: Content, tick: Tick) -> list[Harm]:
     prepared = search.prepared.undivided()
     some = _some(prepared, len(search.rungs), replace(task.near, share=0.0), content)
     found = []
-    with Judge(prepared.model, some, search.recipe.providers, brief=True) as judge:
+    outputs = Outputs(known_of(task))
+    with Judge(prepared.model, some, search.recipe.providers, brief=True, outputs=outputs) as judge:
 
         def trial(slim: ir.Model) -> Tried:
             loss = judge.loss((slim, range(len(some))))
@@ -208,7 +208,7 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: Parts, tic
     """
     prepared, steps = task.search.prepared, task.search.job.steps.alone()
     full = {harm.block: harm.units for harm in harms}
-    with _judge(task, parts.batches) as judge:
+    with judge_of(task, parts.batches, brief=True) as judge:
 
         def left(block: str, width: int) -> float:
             def share() -> float:
@@ -246,15 +246,9 @@ def parts_of(prepared: Prepared) -> Parts:
     return Parts(fitted=replace(prepared, batches=part), batches=judging, judges=judges, trials=count)
 
 
-def _judge(task: Task, batches: Batches, metric: Metric | None = None) -> Judge:
-    """Return a judge that asks for losses alone."""
-    search = task.search
-    return Judge(search.prepared.model, batches, search.recipe.providers, metric, brief=True, outputs=task.outputs)
-
-
 def _content(task: Task) -> Floats:
     """Return (feeds,) the content of each feed; see `Judge.content`."""
-    with _judge(task, task.search.prepared.batches) as judge:
+    with judge_of(task, task.search.prepared.batches, brief=True) as judge:
         return judge.content()
 
 

@@ -12,7 +12,7 @@ from onnxgrail.fidelity.kinds.part import COMMON, SEEN, Part
 from onnxgrail.fidelity.measures.values import CENTERED, VALUES
 
 RNG = np.random.default_rng(11)
-N = 40
+N = 120
 
 
 def around(*shape: int, share: float = 0.1, low: float = 0.2, high: float = 0.8) -> Array:
@@ -87,8 +87,8 @@ def test_few_or_random_samples_have_no_common_mean(case: str) -> None:
 def test_points_that_leave_the_unit_interval_later(low: float) -> None:
     """The first samples look like scores or shares; what follows shows that they are none."""
     a = around(136, share=0.05)
-    a[:16] = np.clip(a[:16], 0.05, low)
-    a[30:, :3] = 1.2
+    a[:64] = np.clip(a[:64], 0.05, low)
+    a[90:, :3] = 1.2
     for each in (1, 8, 40):
         verdict = judged("output", a, np.broadcast_to(a.mean(axis=0), a.shape), each)
         assert verdict.measure == "NMSE about the mean of the samples"
@@ -98,7 +98,7 @@ def test_points_that_leave_the_unit_interval_later(low: float) -> None:
 def test_scores_that_leave_the_unit_interval_later() -> None:
     """Sums of the samples before and after are of one kind, whatever the batches are."""
     a = np.square(RNG.uniform(0, 1, (N, 30))).astype(np.float32)
-    a[20:] *= 3
+    a[80:] *= 3
     b = (a + 0.1 * RNG.standard_normal(a.shape)).astype(np.float32)
     found = [judged("y", a, b, each) for each in (1, 8, 40)]
     assert {(v.measure, v.why) for v in found} == {("NMSE", "other values or shapes in later samples")}

@@ -14,6 +14,7 @@ from onnxgrail.core import Array, Feed
 from onnxgrail.fidelity import Tally
 from onnxgrail.fidelity.intervals import upper_bound
 from onnxgrail.fidelity.loss import SURE, Loss, beyond
+from onnxgrail.fidelity.tally import FIRST
 from tests.unit.test_shared_runs import RECIPE, of_mlps
 
 LIMIT = 0.01
@@ -37,18 +38,18 @@ def half(name: str, a: Array, b: Array) -> Loss | None:
 
 @pytest.mark.parametrize(("moved", "ends"), [(0.5, True), (0.02, False)])
 def test_half_of_the_samples_refuses_what_loses_far_too_much(moved: float, ends: bool) -> None:
-    found = half("probabilities", *classes(24, moved))
+    found = half("probabilities", *classes(FIRST, moved))
     assert (found is not None) is ends
     if found is not None:
-        assert len(found.values) == 24
+        assert len(found.values) == FIRST
         assert found.bound > LIMIT
 
 
 def test_what_does_not_count_beside_others_refuses_nothing() -> None:
     rng = np.random.default_rng(0)
-    low = rng.uniform(0, 0.05, (24, 30, 4)).astype(np.float32)  # scores, none above 0.1
+    low = rng.uniform(0, 0.05, (FIRST, 30, 4)).astype(np.float32)  # scores, none above 0.1
     assert half("scores", low, low[::-1]) is None
-    assert half("probabilities", *classes(8, 0.5)) is None  # too few samples to know the content
+    assert half("probabilities", *classes(FIRST - 1, 0.5)) is None  # too few samples to know the content
 
 
 @pytest.mark.parametrize("draw", ["few", "skewed", "alike"])
