@@ -153,7 +153,8 @@ def path_of(
             after = cost({**widths, harm.block: level})
             if after >= now:
                 continue  # an odd width can be slower than a wider one
-            loss = (others + max(alone, spent[harm.block])) ** (1 / power)
+            least = steps[-1].loss if steps else 0.0  # which sums of small and large harms may miss by rounding
+            loss = max((others + max(alone, spent[harm.block])) ** (1 / power), least)
             fits = loss <= most
             if not fits:
                 break

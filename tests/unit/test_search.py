@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from onnxgrail.allocation.found import Candidate, Found, Judged, found_of
@@ -27,6 +27,10 @@ from tests.tiny import tiny
 from tests.unit.paths import NORMAL, harm, harms, never, product
 
 
+TINY = [harm("b0", 16, (13, 2.220446049250313e-16)), *(harm(f"b{n}", 16, (13, 3e-27)) for n in (1, 2, 3))]
+
+
+@example(TINY, 1.0)  # sums of these round downwards
 @given(harms, st.sampled_from([1.0, 2.0]))
 def test_paths_are_nested_and_costs_and_losses_are_those_of_their_widths(blocks: list[Harm], power: float) -> None:
     path = path_of(blocks, product, power, 10.0)
