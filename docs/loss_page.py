@@ -39,7 +39,7 @@ def page() -> str:
     """Return the whole page."""
     rows = [row for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if "refused" not in row]
     parts = {name: f"{scale:g}" for name, scale in SCALES.items()}
-    parts["token_percent"] = f"{0.01 / SCALES['tokens']:.1%}".replace("%", " %")
+    parts["token_percent"] = f"{1 / SCALES['tokens']:.3g} %"
     parts["decibel"] = f"{-10 * math.log10(0.01 / SCALES['values']):.0f}"
     parts["first"], parts["second"] = (f"{math.sqrt(1 - loss / SCALES['numbers']):.3f}" for loss in (0.01, 0.05))
     parts["coverage"] = "\n".join(coverage())

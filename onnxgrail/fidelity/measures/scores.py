@@ -219,7 +219,7 @@ TOKENS = Measure(
     table=_tokens,
     value=_divergence,
     losses=_divergence,
-    scale=5.0,
+    scale=8.0,
     worst=_divergence,
     details=lambda table: {
         "agreement": float(share(table[:, 2].sum(), table[:, 1].sum())),
