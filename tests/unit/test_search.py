@@ -26,8 +26,8 @@ from onnxgrail.search.within import further
 from tests.tiny import tiny
 from tests.unit.paths import NORMAL, harm, harms, never, product
 
-
-TINY = [harm("b0", 16, (13, 2.220446049250313e-16)), *(harm(f"b{n}", 16, (13, 3e-27)) for n in (1, 2, 3))]
+ROUNDED = [2.220446049250313e-16, 2.9500666638939865e-27, 2.9500666638939865e-27, 0.0]
+TINY = [Harm(f"b{n}", 16, "values", (13,), (loss,), (loss,)) for n, loss in enumerate(ROUNDED)]
 
 
 @example(TINY, 1.0)  # sums of these round downwards
