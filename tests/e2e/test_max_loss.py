@@ -24,6 +24,7 @@ from onnxgrail.narrowing import widths
 from onnxgrail.registry import REFINEMENTS
 from onnxgrail.search import within as searching
 from tests.judging import killed, recorded
+from tests.tiny import tiny
 
 RNG = np.random.default_rng(5)
 WIDTH, KEPT = 48, 16
@@ -262,3 +263,16 @@ def test_a_refinement_that_breaks_the_limit_is_taken_back(
     assert (entry["after"] == entry["before"]) == (scale < 1)
     assert ("taken back" in entry["outcome"]["reason"]) == (scale < 1)
     assert whole > 1  # a fifth of the weights would be below
+
+
+def test_all_candidates_are_judged_by_what_the_output_holds_in_all_samples() -> None:
+    """The samples of even numbers, which judge one half of the fits, are of one class and show one pattern."""
+    rng = np.random.default_rng(0)
+    classes = np.where(np.arange(96) % 2, rng.integers(0, 4, 96), 0)
+    data = {"x": (3 * np.eye(4)[classes] + 0.5 * rng.standard_normal((96, 4))).astype(np.float32)}
+    same = np.eye(4, dtype=np.float32)
+    weights = {"w": np.hstack([same, -same]), "v": np.vstack([same, -same])}
+    model = tiny("float[N,4] x => float[N,4] y", "a = MatMul(x, w)\nb = Relu(a)\ny = MatMul(b, v)", weights)
+    choices = {"max_loss": 0.9, "batch_size": 1, "round_to": 1, "minimize": "params"}
+    report = onnxgrail.compress(model, data=data, **choices).report.data
+    assert {one["loss"]["kind"] for one in report["allocation"]["search"]["tried"]} == {"classes"}
