@@ -41,7 +41,8 @@ def check_gain(prepared: Prepared, decision: Decision, shipped: Shipped, job: Jo
     loss = (shipped.keys["quantization"] or {}).get("loss")
     if search is not None and loss is not None and loss["bound"] > search.limit:
         text = f"the quantized model may lose up to {loss['bound']:.2%}, more than --max-loss {100 * search.limit:g}%"
-        hint = f"Give --max-loss {100 * rounded_up(loss['bound']):.3g}% or more, or leave out --quantize"
+        cause = "--minimize size" if job.recipe.quantize == "none" else "--quantize"
+        hint = f"Give --max-loss {100 * rounded_up(loss['bound']):.3g}% or more, or leave out {cause}"
         raise _refused(prepared, decision, job, places, f"{text}; nothing is written", hint)
     if search is None or search.minimize != "latency" or not decision.changes:
         return

@@ -92,14 +92,18 @@ def test_all_channels_stay_where_only_rounding_holds(dense: Path, tmp_path: Path
     assert "Loss: " in repr(result.report)
 
 
+@pytest.mark.parametrize(
+    ("cause", "choices"),
+    [("--quantize", {"quantize": "int8-weights", "minimize": "params"}), ("--minimize size", {"minimize": "size"})],
+)
 def test_a_result_that_loses_more_than_was_found_is_refused(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, choices: dict[str, str]
 ) -> None:
     real = quantized.loss_of
     monkeypatch.setattr(quantized, "loss_of", lambda *given: dataclasses.replace(real(*given), bound=0.0123))
     with pytest.raises(NothingToCompressError, match=r"may lose up to 1\.23%, more than --max-loss 1%") as caught:
-        onnxgrail.compress(model, tmp_path / "o.onnx", data=inputs(96), quantize="int8-weights", minimize="params")
-    assert caught.value.hint == "Give --max-loss 1.3% or more, or leave out --quantize"
+        onnxgrail.compress(model, tmp_path / "o.onnx", data=inputs(96), **choices)
+    assert caught.value.hint == f"Give --max-loss 1.3% or more, or leave out {cause}"
     assert not (tmp_path / "o.onnx").exists()
 
 
