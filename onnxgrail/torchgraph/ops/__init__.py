@@ -34,4 +34,4 @@ OPS["", "SimplifiedLayerNormalization"] = norm.TABLE["RMSNormalization"]
 
 def find(domain: str, op: str) -> Function | None:
     """Return the function of an operator; None if it is not implemented."""
-    return OPS.get(("" if domain == "ai.onnx" else domain, op))
+    return OPS.get((domain, op))
