@@ -92,13 +92,11 @@ class Tally:
         """Measure a batch once the content of all outputs is known; it waits until then."""
         self._waiting.append(batch)
         for name, seen in list(batch.items()):  # a large output leaves the batch at once
-            judge = self._judges.setdefault(
-                name, _Judge(name=name, clues=self.clues, known=self.known, first=self.first)
-            )
+            judge = self._judges.setdefault(name, _Judge(name=name, clues=self.clues, known=self.known))
             judge.note(seen)
             if judge.alone:
                 early = [waiting.pop(name) for waiting in self._waiting if name in waiting]
-                judge.read(early)
+                judge.read(early, self.first)
                 for one in early:
                     judge.measure(one, {})
         if all(judge.alone or judge.count >= self.first for judge in self._judges.values()):
@@ -107,7 +105,7 @@ class Tally:
     def _measure(self) -> None:
         """Measure the waiting batches: scores first, because boxes count only where a score is read."""
         for name, judge in self._judges.items():
-            judge.read([batch[name] for batch in self._waiting if name in batch])
+            judge.read([batch[name] for batch in self._waiting if name in batch], self.first)
         boxes = any(part.kind == "values" for judge in self._judges.values() for part in judge.parts)
         while self._waiting:
             batch = self._waiting.pop(0)
@@ -149,7 +147,7 @@ class _Judge:
     """The state of one output.
 
     Attributes:
-        name: of the output; clues: about the model's inputs; known, first: see `Tally`.
+        name: of the output; clues: about the model's inputs; known: see `Tally`.
         count, size: number of samples and bytes before the content is detected.
         alone: True if the output is too large to wait for others.
         shape: of a sample.
@@ -162,7 +160,6 @@ class _Judge:
     name: str
     clues: Clues
     known: dict[str, tuple[Part, ...]]
-    first: int
     count: int = 0
     size: int = 0
     alone: bool = False
@@ -182,12 +179,12 @@ class _Judge:
             self.size += seen.wanted.nbytes + seen.got.nbytes
             self.alone = self.size > HELD
 
-    def read(self, first: Sequence[Seen]) -> None:
-        """Detect the content of the output from its first batches, unless it is known."""
+    def read(self, first: Sequence[Seen], count: int) -> None:
+        """Detect the content of the output from `count` samples of its first batches, unless it is known."""
         if self.parts or not first:
             return
         if self.name not in self.known:
-            self.known[self.name] = parts_of(self.name, list(_first(first, self.first)), self.clues)
+            self.known[self.name] = parts_of(self.name, list(_first(first, count)), self.clues)
         self.shape, self.parts = first[0].wanted.shape[1:], self.known[self.name]
         self.numbers = next((part.otherwise for part in self.parts if part.otherwise), NUMBERS)
         self.tables = [[] for _ in self.parts]
