@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.signature import Signature, signature_of
 from onnxgrail.calibration.runtime.session import CPU, Setup, open_session
-from onnxgrail.calibration.stream.relay import STRETCH, Relay
+from onnxgrail.calibration.stream.relay import SHORT, STRETCH, Relay
 from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.attributes import written
@@ -21,8 +21,7 @@ from onnxgrail.graph.stored.find import below_a_byte, is_dequantised, stored
 from onnxgrail.graph.trace.facts import Facts, constants, grid_of, indices
 
 HEAVY = 2**20  # bytes of an external weight whose computed constants are not stored
-
-
+LARGE = 2**21  # bytes of a feed, such as large images: the tensors of a convolutional network take a hundred times that
 SMALL = 4096
 
 
@@ -31,7 +30,8 @@ def observe(
 ) -> Facts:
     """Run the model once on `feed` and once on a smaller feed.
 
-    A deep model is run in stretches, so that the tensors of all layers are never in memory together.
+    A deep model is run in stretches, so that the tensors of all layers are never in memory together; so is a model
+    with large inputs.
 
     Args:
         model: the graph.
@@ -42,9 +42,10 @@ def observe(
     Raises:
         ModelError: ONNX Runtime cannot load or run the model.
     """
-    if len(model.graph) > STRETCH:
+    stretch = SHORT if sum(array.nbytes for array in feed.values()) > LARGE else STRETCH
+    if len(model.graph) > stretch:
         try:
-            return _observed(model, feed, STRETCH, providers, known)
+            return _observed(model, feed, stretch, providers, known)
         except ModelError:  # a run of the whole model decides if only the split failed
             pass
     return _observed(model, feed, len(model.graph), providers, known)

@@ -142,7 +142,7 @@ def bench(
     batches: Batches | None = None
     with registered(custom_ops), ExitStack() as stack:
         sources = [runnable(model, path) for model, path in zip(graphs, paths, strict=True)]
-        setup = Setup(providers=providers, threads=threads)
+        setup = Setup(providers=providers, threads=threads, timed=True)
         sessions = [stack.enter_context(open_session(source, setup)) for source in sources]
         for number, size in enumerate(sizes):
             progress("bench", number, len(sizes))

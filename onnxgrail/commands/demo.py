@@ -200,7 +200,7 @@ def _measure(
     with np.load(embedded.heldout, allow_pickle=False) as file:
         feed = {name: file[name][:batch_size] for name in file.files if name != "labels"}
     with contextlib.ExitStack() as stack:
-        sessions = [stack.enter_context(open_session(v.path, Setup(threads=threads))) for v in variants]
+        sessions = [stack.enter_context(open_session(v.path, Setup(threads=threads, timed=True))) for v in variants]
         rounds = max(2, repeats)
         timings = take_turns(sessions, [feed] * len(sessions), least=rounds, most=rounds, seconds=0, warm=WARM_UP)
         for variant, session, times in zip(variants, sessions, summarise(timings), strict=True):

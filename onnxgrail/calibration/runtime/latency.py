@@ -73,5 +73,6 @@ def _turns(
 ) -> Floats:
     """Return milliseconds (models, rounds)."""
     with ExitStack() as stack:
-        sessions = [stack.enter_context(open_session(source, Setup(providers=providers))) for source in sources]
+        setup = Setup(providers=providers, timed=True)
+        sessions = [stack.enter_context(open_session(source, setup)) for source in sources]
         return take_turns(sessions, feeds, least=LEAST, most=MOST, seconds=seconds, **more)

@@ -68,7 +68,7 @@ def profiles_of(sources: Sequence[Packed], feeds: Sequence[Feed], *, providers: 
 
 
 def _profiled(sources: Sequence[Packed], feeds: Sequence[Feed], providers: Sequence[str]) -> tuple[Profile, ...]:
-    plain = Setup(providers=providers)
+    plain = Setup(providers=providers, timed=True)
     with scratch() as folder, ExitStack() as stack:
         sessions: list[Session] = []
         for number, source in enumerate(sources):

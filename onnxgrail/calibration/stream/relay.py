@@ -21,6 +21,7 @@ from onnxgrail.graph.io.widen import wide
 from onnxgrail.graph.trace.facts import Facts, constants
 
 STRETCH = 128  # nodes: a few transformer layers; smaller models run in one piece
+SHORT = 16  # nodes, where the tensors of a few layers take much memory
 DEEP = 512  # nodes; opening a larger model as a whole takes quadratic time
 
 
