@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,13 +87,14 @@ def look(model: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:
             return _look_along(flat, batches, providers)
     first = batches.first()
     small = probe_feed(first, signature_of(model))
+    see = functools.partial(observe, model, providers=providers, others=batches.feeds)
     try:
-        return Seen(model=model, feed=small, facts=observe(model, small, providers=providers))
+        return Seen(model=model, feed=small, facts=see(small))
     except ModelError as error:
         if all(np.array_equal(small[name], first[name]) for name in small):
             raise _explained(error, batches) from error
     try:
-        return Seen(model=model, feed=first, facts=observe(model, first, providers=providers))
+        return Seen(model=model, feed=first, facts=see(first))
     except ModelError as error:
         raise _explained(error, batches) from error
 

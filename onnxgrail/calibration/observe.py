@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -23,12 +23,18 @@ from onnxgrail.graph.trace.facts import Facts, constants, grid_of, indices
 HEAVY = 2**20  # bytes of an external weight whose computed constants are not stored
 LARGE = 2**21  # bytes of a feed, such as large images: the tensors of a convolutional network take a hundred times that
 SMALL = 4096
+FEW = 8  # real feeds of which one may have other sizes
 
 
 def observe(
-    model: ir.Model, feed: Feed, *, providers: Sequence[str] = CPU, known: frozenset[str] | None = None
+    model: ir.Model,
+    feed: Feed,
+    *,
+    providers: Sequence[str] = CPU,
+    known: frozenset[str] | None = None,
+    others: Sequence[Callable[[], Feed]] = (),
 ) -> Facts:
-    """Run the model once on `feed` and once on a smaller feed.
+    """Run the model once on `feed` and on feeds of other sizes.
 
     A deep model is run in stretches, so that the tensors of all layers are never in memory together; so is a model
     with large inputs.
@@ -38,6 +44,8 @@ def observe(
         feed: its inputs.
         providers: execution providers.
         known: names that may count as constants; None for all that depend only on constants.
+        others: make real feeds, for open sizes that cannot be changed in `feed`: indices may name what a part of it
+            lacks, as the edges of a graph name its nodes.
 
     Raises:
         ModelError: ONNX Runtime cannot load or run the model.
@@ -45,14 +53,19 @@ def observe(
     stretch = SHORT if sum(array.nbytes for array in feed.values()) > LARGE else STRETCH
     if len(model.graph) > stretch:
         try:
-            return _observed(model, feed, stretch, providers, known)
+            return _observed(model, feed, stretch, providers, known, others)
         except ModelError:  # a run of the whole model decides if only the split failed
             pass
-    return _observed(model, feed, len(model.graph), providers, known)
+    return _observed(model, feed, len(model.graph), providers, known, others)
 
 
 def _observed(
-    model: ir.Model, feed: Feed, stretch: int, providers: Sequence[str], known: frozenset[str] | None
+    model: ir.Model,
+    feed: Feed,
+    stretch: int,
+    providers: Sequence[str],
+    known: frozenset[str] | None,
+    others: Sequence[Callable[[], Feed]],
 ) -> Facts:
     """Return the facts of a model that is run in stretches of `stretch` nodes."""
     known = constants(model) if known is None else constants(model) & known
@@ -60,7 +73,7 @@ def _observed(
     dtypes: dict[str, np.dtype] = {}
     values: dict[str, Array] = {}
     grids: dict[str, tuple[Ints, ...]] = {}
-    hidden, numbering = below_a_byte(model), indices(model)
+    hidden, numbering, signature = below_a_byte(model), indices(model), signature_of(model)
     nodes = [n for n in model.graph if not (is_dequantised(n) and n.outputs[0].name in known)]  # weights stay integers
     names = [v.name for node in nodes for v in node.outputs if v.name and v.name not in hidden]
     later = heavy(model, known & set(names))
@@ -74,7 +87,8 @@ def _observed(
                         values[name] = array
                     if name in numbering:
                         grids[name] = grid_of(array)
-        other, sizes = _elsewhere(relay, other_sizes(feed, signature_of(model)))
+        other, sizes = _elsewhere(relay, other_sizes(feed, signature))
+        real, more = _elsewhere(relay, _of_other_sizes(others, feed, signature, sizes))
     for name in later:
         array = compute(model, name)
         shapes[name], dtypes[name] = array.shape, array.dtype
@@ -93,8 +107,8 @@ def _observed(
         dtypes=dtypes,
         values=Values(values, model, {name: dtypes[name] for name in later}) if later else values,
         constants=known,
-        varying=_varying(sizes, shapes),
-        other=other,
+        varying=_varying((sizes, more), shapes),
+        other=real if other is None else other,
         stored=weights,
         grids=grids,
     )
@@ -155,7 +169,19 @@ def other_sizes(feed: Feed, signature: Signature) -> list[dict[str, Array]]:
     return [*found, {n: np.concatenate([a, a]) if a.ndim and a.shape[0] == batch else a for n, a in feed.items()}]
 
 
-def _elsewhere(relay: Relay, feeds: Sequence[Feed]) -> tuple[Feed | None, Mapping[str, tuple[int, ...]]]:
+def _of_other_sizes(
+    makers: Sequence[Callable[[], Feed]], feed: Feed, signature: Signature, sizes: Mapping[str, tuple[int, ...]]
+) -> Iterator[Feed]:
+    """Yield real feeds with other shapes than `feed`, unless each open axis has another size in `sizes` already."""
+    axes = {(e.name, axis) for e in signature for axis, size in enumerate(e.shape or ()) if not isinstance(size, int)}
+    if all(name in sizes and sizes[name][axis] != feed[name].shape[axis] for name, axis in axes):
+        return
+    for other in (make() for make in makers[:FEW]):
+        if any(other[name].shape != array.shape for name, array in feed.items()):
+            yield other
+
+
+def _elsewhere(relay: Relay, feeds: Iterable[Feed]) -> tuple[Feed | None, Mapping[str, tuple[int, ...]]]:
     """Return the first feed that the model accepts, and the shapes it gives; None and {} if all sizes are fixed."""
     for feed in feeds:
         try:
@@ -166,13 +192,16 @@ def _elsewhere(relay: Relay, feeds: Sequence[Feed]) -> tuple[Feed | None, Mappin
     return None, {}
 
 
-def _varying(found: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
-    """Return the axes whose size changed between two runs."""
-    axes = {
-        name: frozenset(k for k, (a, b) in enumerate(zip(shape, shapes.get(name, ()), strict=False)) if a != b)
-        for name, shape in found.items()
-    }
-    return {name: changed for name, changed in axes.items() if changed}
+def _varying(
+    found: Iterable[Mapping[str, tuple[int, ...]]], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, frozenset[int]]:
+    """Return the axes whose size is another one in some run."""
+    axes: dict[str, frozenset[int]] = {}
+    for name, shape in chain.from_iterable(run.items() for run in found):
+        changed = {k for k, (a, b) in enumerate(zip(shape, shapes.get(name, ()), strict=False)) if a != b}
+        if changed:
+            axes[name] = axes.get(name, frozenset()) | changed
+    return axes
 
 
 class Values(Mapping[str, Array]):

@@ -93,8 +93,9 @@ def cut(
 
 def _declared(name: str, facts: Facts, index: Index) -> list[int | None]:
     """Leave sizes unknown, except the length of a target shape: the runtime infers ranks from it."""
-    shape = facts.shapes[name]
-    fixed = name in facts.values and name not in facts.varying and name not in index.counted
+    shape, value = facts.shapes[name], index.values[name]
+    opened = value.is_graph_input() and (value.shape is None or not value.shape.is_static())
+    fixed = name in facts.values and not opened and name not in facts.varying and name not in index.counted
     if len(shape) == 1 and facts.dtypes[name].kind in "iu" and fixed:
         return list(shape)
     return [None] * len(shape)
