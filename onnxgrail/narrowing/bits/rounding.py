@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import onnx_ir as ir
 
@@ -27,7 +28,7 @@ from onnxgrail.graph.bits.plan import (
 )
 from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
-from onnxgrail.graph.io.model_file import copy
+from onnxgrail.graph.io.model_file import copy, weight_bytes
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.trace.facts import key
@@ -42,6 +43,7 @@ RANDOM = "there are no calibration data"
 UNMEASURED = "inputs are not measured"
 BRANCH = "layers inside branches and loops keep more bits"
 CODED = "a runtime converts it to float when it loads the model"
+LITTLE = 0.01  # share of the bytes of a model's weights that may be added for half precision of the smallest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -111,7 +113,7 @@ def rounded(
     Raises:
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
     """
-    slim = with_initializers(slim)
+    slim, sizes = with_initializers(slim), bool(bits)  # a size counts on the bits that it says
     bits = beside(slim, bits)
     facts = observe(slim, prepared.fed_small(slim), providers=job.recipe.providers)
     made = copy(slim)
@@ -131,6 +133,7 @@ def rounded(
     }
     bits = {**bits, **dict.fromkeys(whys, TABLE)}
     coded = converted(made, bits)  # no matrices in blocks
+    bits = bits if sizes else {**bits, **dict.fromkeys(_smallest(coded, weight_bytes(made)), HALF)}
     entries = tuple(_slower(one, spared) for one in walk.entries())
     entries += tuple(_entry(one, bits[one.origin], whys.get(one.origin, "")) for one in coded)
     names = {one.weight for one in entries} | {one.name for one in coded}
@@ -139,6 +142,21 @@ def rounded(
         feeds = [] if prepared.batches.synthetic else [*prepared.fed(slim)]
         made = light_of(made, feeds).with_bits(bits)
     return Bits(model=made, entries=entries, left=tuple(one for one in left if one.value not in names), form=form)
+
+
+def _smallest(coded: Sequence[Weight], total: int) -> list[str]:
+    """Return the weights, by their names before narrowing, that get 16 bits because the second byte adds little.
+
+    Small layers can need it most: the last one of a denoiser takes the difference of large numbers.
+
+    Args:
+        coded: weights that would get 8 bits.
+        total: bytes of all weights, of `coded` as they are in float.
+    """
+    sizes = {one.origin: one.array.size for one in coded if HALF in one.forms()}
+    room = LITTLE * (total - sum(one.array.nbytes - one.array.size for one in coded))
+    names = sorted(sizes, key=lambda name: sizes[name])
+    return [name for name, taken in zip(names, accumulate(sizes[n] for n in names), strict=True) if taken <= room]
 
 
 def _slower(entry: Entry, spared: Mapping[str, str]) -> Entry:
