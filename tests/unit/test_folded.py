@@ -254,6 +254,21 @@ def test_weights_that_lose_much_in_8_bits_have_16(tmp_path: Path) -> None:
     assert weights["w1/8"].dtype == ir.DataType.INT8
 
 
+def test_a_narrowed_model_that_loses_too_much_gets_more_weights_in_16_bits_than_a_search_has_chosen(
+    tmp_path: Path,
+) -> None:
+    save(tiny("float[N,3,6,6] x => float[N,16,6,6] y", BODY, WEIGHTS), tmp_path / "source.onnx")
+    feeds = [{"x": RNG.normal(size=(4, 3, 6, 6)).astype(np.float32)}]
+
+    def loss(model: ir.Model) -> float:
+        return 0.2 if "w2/8" in model.graph.initializers else 0.0
+
+    for most, bits in ((0.3, "w2/8"), (0.1, "w2/16")):
+        trials = Trials(loss, most, lambda *_: 0.5, holds=lambda model, most=most: loss(model) <= most)
+        quantise_static(tmp_path / "source.onnx", tmp_path / "o.onnx", Static(feeds=feeds, half=["w1"], trials=trials))
+        assert {"w1/16", bits} <= load((tmp_path / "o.onnx").read_bytes()).graph.initializers.keys()
+
+
 @pytest.mark.parametrize("normalized", [True, False])
 def test_nodes_keep_their_order_unless_folded_normalizations_save_bytes(normalized: bool, tmp_path: Path) -> None:
     body = f"""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +15,9 @@ from onnxgrail.core import Feed, Floats
 from onnxgrail.graph.bits.folded import HALF, Weight, folded, lifted, weights_of
 from onnxgrail.graph.bits.slots import LOOP
 from onnxgrail.graph.flatten.branches import folded as nested
+from onnxgrail.graph.io.model_file import weight_bytes
+
+LITTLE = 0.01  # share of the bytes of a model's weights that may be added for half precision of the smallest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +27,19 @@ class Light:
     source: ir.Model
     shifts: Mapping[str, Floats]
 
+    @property
+    def small(self) -> list[str]:
+        """Return the weights that get 16 bits where all others get 8, see `smallest`."""
+        return smallest(weights_of(self.source), weight_bytes(self.source))
+
     def stored(self, half: Collection[str] = (), among: Collection[str] | None = None) -> ir.Model:
-        """Return the model with weights in 8 bits, some of them in half precision; see `folded`."""
+        """Return the model with weights in 8 bits, some of them in half precision; see `folded`.
+
+        Args:
+            half: weights in half precision; if all weights change, the smallest have it, too.
+            among: the weights that change; None for all.
+        """
+        half = {*half, *self.small} if among is None else half
         return folded(self.source, half, self.shifts, among)
 
     def with_bits(self, bits: Mapping[str, int]) -> ir.Model:
@@ -32,10 +47,14 @@ class Light:
         half = {name for name, few in bits.items() if few == HALF}
         return self.stored(half, {name for name, few in bits.items() if few == HALF // 2} | half)
 
-    def halves(self, loss: Callable[[ir.Model], float], target: float, worth: float = WORTH) -> Choice:
-        """Return the weights that need half precision, see `choose`."""
-        sizes = {weight.origin: weight.array.size for weight in weights_of(self.source)}
-        return choose(sizes, lambda names: loss(self.stored(names)), target=target, worth=worth)
+    def halves(
+        self, loss: Callable[[ir.Model], float], target: float, worth: float = WORTH, begun: Collection[str] = ()
+    ) -> Choice:
+        """Return the weights that have half precision: the smallest, `begun`, and those that need it; see `choose`."""
+        known = dict.fromkeys((*begun, *self.small))
+        sizes = {weight.origin: weight.array.size for weight in weights_of(self.source) if weight.origin not in known}
+        found = choose(sizes, lambda names: loss(self.stored({*known, *names})), target=target, worth=worth)
+        return replace(found, layers=(*known, *found.layers))
 
 
 def storable(model: ir.Model) -> list[Weight]:
@@ -54,6 +73,21 @@ def inside(model: ir.Model) -> list[str]:
 def converted(model: ir.Model, bits: Mapping[str, int]) -> list[Weight]:
     """Return the weights that a runtime converts when it loads the model, given their bits by name."""
     return [weight for weight in storable(model) if bits.get(weight.origin) in weight.forms()]
+
+
+def smallest(coded: Sequence[Weight], total: int) -> list[str]:
+    """Return the weights, by their names before narrowing, that get 16 bits because the second byte adds little.
+
+    Small layers can need it most: the last one of a denoiser takes the difference of large numbers.
+
+    Args:
+        coded: weights that would get 8 bits.
+        total: bytes of all weights, of `coded` as they are in float.
+    """
+    sizes = {one.origin: one.array.size for one in coded if HALF in one.forms()}
+    room = LITTLE * (total - sum(one.array.nbytes - one.array.size for one in coded))
+    names = sorted(sizes, key=lambda name: sizes[name])
+    return [name for name, taken in zip(names, accumulate(sizes[n] for n in names), strict=True) if taken <= room]
 
 
 def _bare(model: ir.Model) -> ir.Model:

@@ -24,6 +24,7 @@ from onnxgrail.graph.io.writing import written_bytes
 
 FASTER = 1.1  # speed relative to float from which 8 bits are worth their loss
 NEAR = 1.1  # times the loss in float that 8 bits may have, if a search has made use of all that may be lost
+SAFE = 0.8  # share of the target that weights in half precision have to reach on a few samples
 MOST = 1 / 3  # share of the conversions of layers alone at which other nodes get 8 bits on unknown machines
 SMALLER = 0.95  # share of the bytes below which a model is worth another order of its nodes
 UNMEASURED = "the speed in 8 bits is not measured; the weights have 8 bits"
@@ -188,17 +189,23 @@ def _timed(origin: Source, given: Static, trials: Trials, target: Path) -> Placi
 def _light(source: Path, ready: ir.Model, given: Static, trials: Trials) -> _Light:
     """Return the model that computes in float: with weights in 8 bits, some of them in half precision.
 
+    A search has chosen these in the whole model; where the narrowed one then loses too much, more are added.
+
     It is made from the prepared model if folded normalizations make that smaller, else from the source: the prepared
     model has another order of nodes, which can be slower.
     """
     whole = load(source.read_bytes())
-    if given.half is not None:
-        made = light_of(whole, given.known).stored(given.half)
+    if given.half is None:
+        smaller = written_bytes(folded(lifted(ready))) < SMALLER * written_bytes(folded(lifted(whole)))
+        light = light_of(ready if smaller else whole, given.known)
+        found = light.halves(trials.loss, trials.target)
+        return _Light(light.stored(found.layers), found)
+    light = light_of(whole, given.known)
+    made = light.stored(given.half)
+    if trials.holds(made):
         loss = trials.loss(made)
-        return _Light(made, Choice(tuple(given.half), loss, loss))
-    smaller = written_bytes(folded(lifted(ready))) < SMALLER * written_bytes(folded(lifted(whole)))
-    light = light_of(ready if smaller else whole, given.known)
-    found = light.halves(trials.loss, trials.target)
+        return _Light(made, Choice(tuple(dict.fromkeys((*given.half, *light.small))), loss, loss))
+    found = light.halves(trials.loss, SAFE * trials.target, worth=0.0, begun=given.half)
     return _Light(light.stored(found.layers), found)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import onnx_ir as ir
 
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.form import as_judged
-from onnxgrail.calibration.quantize.light import converted, inside, light_of
+from onnxgrail.calibration.quantize.light import converted, inside, light_of, smallest
 from onnxgrail.core import Recipe, Refusal
 from onnxgrail.graph.bits.folded import HALF, Weight, origin
 from onnxgrail.graph.bits.plan import (
@@ -43,7 +42,6 @@ RANDOM = "there are no calibration data"
 UNMEASURED = "inputs are not measured"
 BRANCH = "layers inside branches and loops keep more bits"
 CODED = "a runtime converts it to float when it loads the model"
-LITTLE = 0.01  # share of the bytes of a model's weights that may be added for half precision of the smallest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -133,7 +131,7 @@ def rounded(
     }
     bits = {**bits, **dict.fromkeys(whys, TABLE)}
     coded = converted(made, bits)  # no matrices in blocks
-    bits = bits if sizes else {**bits, **dict.fromkeys(_smallest(coded, weight_bytes(made)), HALF)}
+    bits = bits if sizes else {**bits, **dict.fromkeys(smallest(coded, weight_bytes(made)), HALF)}
     entries = tuple(_slower(one, spared) for one in walk.entries())
     entries += tuple(_entry(one, bits[one.origin], whys.get(one.origin, "")) for one in coded)
     names = {one.weight for one in entries} | {one.name for one in coded}
@@ -142,21 +140,6 @@ def rounded(
         feeds = [] if prepared.batches.synthetic else [*prepared.fed(slim)]
         made = light_of(made, feeds).with_bits(bits)
     return Bits(model=made, entries=entries, left=tuple(one for one in left if one.value not in names), form=form)
-
-
-def _smallest(coded: Sequence[Weight], total: int) -> list[str]:
-    """Return the weights, by their names before narrowing, that get 16 bits because the second byte adds little.
-
-    Small layers can need it most: the last one of a denoiser takes the difference of large numbers.
-
-    Args:
-        coded: weights that would get 8 bits.
-        total: bytes of all weights, of `coded` as they are in float.
-    """
-    sizes = {one.origin: one.array.size for one in coded if HALF in one.forms()}
-    room = LITTLE * (total - sum(one.array.nbytes - one.array.size for one in coded))
-    names = sorted(sizes, key=lambda name: sizes[name])
-    return [name for name, taken in zip(names, accumulate(sizes[n] for n in names), strict=True) if taken <= room]
 
 
 def _slower(entry: Entry, spared: Mapping[str, str]) -> Entry:
