@@ -50,11 +50,11 @@ class Light:
     def halves(
         self, loss: Callable[[ir.Model], float], target: float, worth: float = WORTH, begun: Collection[str] = ()
     ) -> Choice:
-        """Return the weights that have half precision: the smallest, `begun`, and those that need it; see `choose`."""
-        known = dict.fromkeys((*begun, *self.small))
+        """Return the weights that need half precision beside the smallest, `begun` and others; see `choose`."""
+        known = {*begun, *self.small}
         sizes = {weight.origin: weight.array.size for weight in weights_of(self.source) if weight.origin not in known}
-        found = choose(sizes, lambda names: loss(self.stored({*known, *names})), target=target, worth=worth)
-        return replace(found, layers=(*known, *found.layers))
+        found = choose(sizes, lambda names: loss(self.stored({*begun, *names})), target=target, worth=worth)
+        return replace(found, layers=(*begun, *found.layers))
 
 
 def storable(model: ir.Model) -> list[Weight]:

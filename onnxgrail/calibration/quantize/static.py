@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.quantize.choose import Choice, choose
 from onnxgrail.calibration.quantize.eight import AFTER, BETWEEN, LAYERS, ROUNDED, Eight, Source, by_tool
-from onnxgrail.calibration.quantize.light import light_of
+from onnxgrail.calibration.quantize.light import Light, light_of
 from onnxgrail.calibration.quantize.noise import MIXED, exceptions
 from onnxgrail.calibration.quantize.placing import Costs, Durations, Placing, placing_of, timed, unmeasured
 from onnxgrail.calibration.quantize.prepare import prepare
@@ -189,8 +189,6 @@ def _timed(origin: Source, given: Static, trials: Trials, target: Path) -> Placi
 def _light(source: Path, ready: ir.Model, given: Static, trials: Trials) -> _Light:
     """Return the model that computes in float: with weights in 8 bits, some of them in half precision.
 
-    A search has chosen these in the whole model; where the narrowed one then loses too much, more are added.
-
     It is made from the prepared model if folded normalizations make that smaller, else from the source: the prepared
     model has another order of nodes, which can be slower.
     """
@@ -199,14 +197,20 @@ def _light(source: Path, ready: ir.Model, given: Static, trials: Trials) -> _Lig
         smaller = written_bytes(folded(lifted(ready))) < SMALLER * written_bytes(folded(lifted(whole)))
         light = light_of(ready if smaller else whole, given.known)
         found = light.halves(trials.loss, trials.target)
-        return _Light(light.stored(found.layers), found)
-    light = light_of(whole, given.known)
-    made = light.stored(given.half)
+    else:
+        light = light_of(whole, given.known)
+        found = _halves(light, given.half, trials)
+    told = replace(found, layers=tuple(dict.fromkeys((*found.layers, *light.small))))
+    return _Light(light.stored(found.layers), told)
+
+
+def _halves(light: Light, chosen: Collection[str], trials: Trials) -> Choice:
+    """Return weights in half precision: those chosen in the whole model, and others if the narrowed one loses much."""
+    made = light.stored(chosen)
     if trials.holds(made):
         loss = trials.loss(made)
-        return _Light(made, Choice(tuple(dict.fromkeys((*given.half, *light.small))), loss, loss))
-    found = light.halves(trials.loss, SAFE * trials.target, worth=0.0, begun=given.half)
-    return _Light(light.stored(found.layers), found)
+        return Choice(tuple(chosen), loss, loss)
+    return light.halves(trials.loss, SAFE * trials.target, worth=0.0, begun=chosen)
 
 
 def _eight(origin: Source, given: Static, target: Path, placing: Placing) -> Eight:
