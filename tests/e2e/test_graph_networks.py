@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxgrail
+from onnxgrail.calibration.feeds.signature import samples_of, signature_of
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Array
 from onnxgrail.graph.io.model_file import save
@@ -83,3 +84,45 @@ def test_a_loss_is_found_on_graphs_of_all_sizes(path: Path) -> None:
     report = onnxgrail.compress(path, out, data=GRAPHS, max_loss=0.2, minimize="params").report.data
     search = report["allocation"]["search"]
     assert search["tried"][search["chosen"]]["loss"]["bound"] <= 0.2
+
+
+DENSE = """
+    a = MatMul(x, w0)
+    b = MatMul(near, a)
+    c = Relu(b)
+    d = MatMul(c, w1)
+    y = MatMul(near, d)
+"""
+
+
+def dense(nodes: int, seed: int) -> dict[str, Array]:
+    """A graph as a matrix of nodes by nodes."""
+    rng = np.random.default_rng(seed)
+    near = (rng.random((nodes, nodes)) < 0.3) | np.eye(nodes, dtype=bool)
+    return {
+        "x": rng.normal(size=(nodes, 6)).astype(np.float32),
+        "near": (near / near.sum(1, keepdims=True)).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("choices", [{"unit_ratio": 0.5}, {"max_loss": 0.2, "minimize": "params"}], ids=str)
+def test_rows_of_a_matrix_of_nodes_by_nodes_are_no_samples(tmp_path: Path, choices: dict[str, Any]) -> None:
+    path, out = tmp_path / "m.onnx", tmp_path / "o.onnx"
+    save(tiny("float[V,6] x, float[V,V] near => float[V,4] y", DENSE, {"w0": (6, 32), "w1": (32, 4)}), path)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for n in range(20):
+        np.savez(folder / f"{n}.npz", **dense(9 + n, n))  # type: ignore[arg-type]
+    report = onnxgrail.compress(path, out, data=folder, **choices).report.data
+    assert report["blocks"][0]["kept"] < 32
+    assert ort.InferenceSession(out, providers=["CPUExecutionProvider"]).run(None, dense(5, 50))[0].shape == (5, 4)
+    single = onnxgrail.compress(path, out, data=dense(40, 1), unit_ratio=0.5, force=True).report.data
+    assert single["calibration"]["samples"] == 1
+
+
+def test_open_axes_that_an_exporter_names_alike_count_samples() -> None:
+    model = tiny("float[None,None] x => float[None,4] y", "y = MatMul(x, w)", {"w": (6, 4)}, recorded=False)
+    assert samples_of({"x": np.zeros((6, 6))}, signature_of(model)) == 6
+    named = tiny("float[n,n] x => float[n,4] y", "y = MatMul(x, w)", {"w": (6, 4)}, recorded=False)
+    assert samples_of({"x": np.zeros((6, 6))}, signature_of(named)) == 1
+    assert samples_of({"x": np.zeros((3, 6))}, signature_of(named)) == 3

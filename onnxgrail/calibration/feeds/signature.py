@@ -16,6 +16,8 @@ from onnxgrail.errors import DataError, ModelError
 from onnxgrail.graph.rewrite.rows import TOKENS
 from onnxgrail.graph.slots import is_float
 
+UNNAMED = frozenset({"None", "unknown"})  # what some exporters call all open axes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
@@ -53,9 +55,23 @@ def takes_vectors(shapes: Iterable[Sequence[Any] | None]) -> bool:
     return fixed and max(sizes, default=1) > 1
 
 
+def relates(feed: Mapping[str, Rows], signature: Signature) -> bool:
+    """Return True if an input is a matrix of nodes by nodes: its first axis counts the nodes of one graph, not samples.
+
+    Both axes have the same name then, which some exporters give to all open axes: the array has to be square, too.
+    """
+    named = [e.name for e in signature if e.shape and len(e.shape) == 2 and _same_name(*e.shape)]
+    sizes = [feed[name].shape for name in named if name in feed]
+    return any(len(shape) == 2 and shape[0] == shape[1] > 1 for shape in sizes)
+
+
+def _same_name(one: int | str | None, other: int | str | None) -> bool:
+    return one == other and isinstance(one, str) and one.isidentifier() and one not in UNNAMED
+
+
 def samples_of(feed: Mapping[str, Rows], signature: Signature) -> int:
     """Return the number of samples in a feed: the common first axis, 1 if there is none."""
-    if takes_vectors(entry.shape for entry in signature):
+    if takes_vectors(entry.shape for entry in signature) or relates(feed, signature):
         return 1
     sizes = {array.shape[0] for array in feed.values() if array.ndim}
     return sizes.pop() if len(sizes) == 1 else 1
