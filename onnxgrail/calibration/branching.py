@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.calibration.feeds.signature import samples_of, signature_of
+from onnxgrail.calibration.feeds.signature import WHOLE, samples_of, signature_of
 from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 from onnxgrail.core import Array, Feed
@@ -42,6 +42,19 @@ class Seen:
     feed: Mapping[str, Array]
     facts: Facts
     routes: Mapping[Maker, Route] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Return True if each feed is one sample, see `Input.whole`."""
+        return bool(self.model.meta.get(WHOLE))
+
+    @property
+    def is_one(self) -> bool:
+        """Return True if a feed of which the model takes no part is one sample: no output has an axis of its size."""
+        rows = {array.shape[0] for array in self.feed.values() if array.ndim}
+        sizes = [size for value in self.model.graph.outputs for size in self.facts.shapes.get(value.name or "", ())]
+        counted = any(size % row == 0 for size in sizes for row in rows)
+        return len(rows) == 1 and min(rows) > 1 and (not counted or all(a.ndim == 1 for a in self.feed.values()))
 
     @property
     def bytes_each(self) -> int:
@@ -94,9 +107,11 @@ def look(model: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:
         if all(np.array_equal(small[name], first[name]) for name in small):
             raise _explained(error, batches) from error
     try:
-        return Seen(model=model, feed=first, facts=see(first))
+        seen = Seen(model=model, feed=first, facts=see(first))
     except ModelError as error:
         raise _explained(error, batches) from error
+    model.meta[WHOLE] = seen.whole or seen.is_one
+    return seen
 
 
 def look_once(model: ir.Model, feed: Feed, providers: Sequence[str]) -> tuple[ir.Model, Facts]:

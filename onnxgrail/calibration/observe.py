@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.calibration.feeds.signature import Signature, relates, signature_of
+from onnxgrail.calibration.feeds.signature import Signature, is_whole, signature_of
 from onnxgrail.calibration.runtime.session import CPU, Setup, open_session
 from onnxgrail.calibration.stream.relay import SHORT, STRETCH, Relay
 from onnxgrail.core import Array, Feed, Ints
@@ -137,7 +137,7 @@ def probe_feed(feed: Feed, signature: Signature) -> dict[str, Array]:
     arrays = {entry.name: feed[entry.name] for entry in signature if entry.name in feed}
     batches = {a.shape[0] for a in arrays.values() if a.ndim}
     fixed = any(entry.shape and isinstance(entry.shape[0], int) for entry in signature)
-    if fixed or len(batches) != 1 or not all(a.ndim for a in arrays.values()) or relates(feed, signature):
+    if fixed or len(batches) != 1 or not all(a.ndim for a in arrays.values()) or is_whole(arrays, signature):
         return dict(arrays)
     if batches == {1}:
         return {name: np.concatenate([a, a]) for name, a in arrays.items()}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 
@@ -11,12 +13,16 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source, read_apart
 from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, apart, asked_for
 from onnxgrail.calibration.feeds.reading import Reading, Sampling, reading_of
-from onnxgrail.calibration.feeds.signature import signature_of
+from onnxgrail.calibration.feeds.signature import WHOLE, signature_of
 from onnxgrail.calibration.shapes.dims import Usual
 from onnxgrail.calibration.shapes.synthetic import synthetic
 from onnxgrail.core import Recipe
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
 from onnxgrail.machine.job import Job
+
+ALONE = "because the model runs on one at a time"
+PASSED = "every file is one sample, because the model does not run on some of its rows"
+T = TypeVar("T")
 
 
 def drawn(
@@ -87,6 +93,27 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     return batches, None if held is None else HeldOut(asked=str(count or AUTO), batches=held, own=False)
 
 
+def in_runs_of(size: int, job: Job) -> Job:
+    """Return the job with at most `size` samples per run."""
+    return replace(job, recipe=replace(job.recipe, batch_size=size))
+
+
+def other_ways(model: ir.Model, data: Any, job: Job, held_out: Any) -> Iterator[tuple[Batches, HeldOut | None]]:
+    """Yield data in other ways, each with a note, for a model that does not run on them as `supplied` returns them.
+
+    One sample per run comes first, then whole files, for inputs without an axis that counts samples.
+    """
+    if data is None or isinstance(data, Iterator):
+        return
+    size = job.recipe.batch_size
+    for whole, note in ((False, f"samples per run: 1 instead of {size}, {ALONE}"), (True, PASSED)):
+        model.meta[WHOLE] = whole
+        with contextlib.suppress(OnnxGrailError):
+            batches, held = supplied(model, data, job if whole else in_runs_of(1, job), held_out)
+            yield replace(batches, notes=(*batches.notes, note)), held
+    model.meta[WHOLE] = False
+
+
 def given(data: Source | None, model: ir.Model, reading: Reading, sampling: Sampling) -> Batches:
     """Return feeds for a model: the user's data, or random inputs without data.
 
@@ -98,3 +125,23 @@ def given(data: Source | None, model: ir.Model, reading: Reading, sampling: Samp
         return read_apart(data, signature_of(model), 0, sampling, reading=reading)[0]
     reading.unused(frozenset(), "random inputs")
     return synthetic(model, sampling, input_shapes=reading.shapes)
+
+
+def ran(model: ir.Model, fed: Callable[[], Batches], run: Callable[[Batches], T]) -> tuple[Batches, T]:
+    """Return the data and what a run on them gives: whole files if the model does not run on some of their rows.
+
+    Raises:
+        ModelError: it runs on neither.
+    """
+    batches = fed()
+    try:
+        with batches.advising():
+            return batches, run(batches)
+    except ModelError as error:
+        if batches.synthetic or isinstance(error, StoppedError):
+            raise
+        model.meta[WHOLE] = True
+        with contextlib.suppress(OnnxGrailError):
+            whole = fed()
+            return whole, run(whole)
+        raise

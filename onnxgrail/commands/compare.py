@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.calibration.feeds.reading import Numbers, Sampling, reading_of
-from onnxgrail.calibration.feeds.signature import signature_of
+from onnxgrail.calibration.feeds.signature import signature_of, stays
 from onnxgrail.calibration.matched import counted_macs, loaded, runnable
 from onnxgrail.calibration.observe import probe_feed
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.calibration.runtime.latency import single, times_of
 from onnxgrail.calibration.runtime.session import Setup
-from onnxgrail.calibration.supply import given
+from onnxgrail.calibration.supply import given, ran
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.mapped import check_unchanged, unchanged
 from onnxgrail.graph.io.model_file import HEAVY
@@ -81,7 +82,6 @@ def compare(
         UsageError: a gate is set and there is no floating-point output.
     """
     paths, (first, second) = loaded([a, b])
-    signature = signature_of(first)
     reading = reading_of(
         tokenizer=tokenizer,
         sequence_length=sequence_length,
@@ -89,16 +89,18 @@ def compare(
         image_std=image_std,
         input_shapes=input_shapes,
     )
-    batches = given(data, first, reading, Sampling(samples=samples, batch_size=batch_size, seed=seed))
-    feed = probe_feed(batches.first(), signature)
+    sampling = Sampling(samples=samples, batch_size=batch_size, seed=seed)
     ports = between(first, second)
     heavy = max(model_file.weight_bytes(model) for model in (first, second)) > HEAVY
     setup = Setup.as_is(providers) if heavy else Setup(providers=providers)
     sources = runnable(first, paths[0]), runnable(second, paths[1])
-    one = single(feed, signature)
+    run = functools.partial(run_both, Pair(*sources, ports), setup=setup, texts=True, progress=progress)
     with registered(custom_ops), unchanged(first), unchanged(second):
-        with batches.advising():
-            outputs = run_both(Pair(*sources, ports), batches, setup, texts=True, progress=progress).results()
+        batches, tally = ran(first, lambda: given(data, first, reading, sampling), run)
+        outputs, signature = tally.results(), signature_of(first)
+        some = batches.first()
+        feed = some if stays(some, signature) else probe_feed(some, signature)
+        one = single(feed, signature)
         for model in (first, second):
             check_unchanged(model)
         return Comparison(

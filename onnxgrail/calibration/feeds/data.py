@@ -24,7 +24,7 @@ from onnxgrail.calibration.feeds.signature import (
     check_integers,
     count_bad,
     describe,
-    relates,
+    is_whole,
     takes_vectors,
 )
 from onnxgrail.calibration.feeds.taking import Take, gathered, rows_in, samples_in, unstacked
@@ -157,7 +157,7 @@ def _is_ready(part: Part, signature: Signature) -> bool:
     """
     arrays = [part.arrays[entry.name] for entry in signature]
     lengths = {array.shape[0] for array in arrays if array.ndim}
-    if part.ready or len(lengths) != 1 or relates(part.arrays, signature):
+    if part.ready or len(lengths) != 1 or is_whole(part.arrays, signature):
         return True
     counted = any(np.asarray(array).item() in lengths for array in arrays if not array.ndim)
     prescribed = {entry.shape[0] for entry in signature if entry.shape and isinstance(entry.shape[0], int)}

@@ -16,6 +16,7 @@ from onnxgrail.errors import DataError, ModelError
 from onnxgrail.graph.rewrite.rows import TOKENS
 from onnxgrail.graph.slots import is_float
 
+WHOLE = "onnxgrail.whole"  # key in a model's `meta`, see `Input.whole`
 UNNAMED = frozenset({"None", "unknown"})  # what some exporters call all open axes
 
 
@@ -30,6 +31,7 @@ class Input:
         rows: number of rows of the smallest constant table that is indexed by the input's values; None if there is
             none.
         kept: the ids that it may hold, ascending, if rows of tables are gone; empty if all are there.
+        whole: no axis counts samples in any input, although sizes are open: a feed is one sample, such as a waveform.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Input:
     shape: tuple[int | str | None, ...] | None
     rows: int | None = None
     kept: tuple[int, ...] = ()
+    whole: bool = False
 
     def __str__(self) -> str:
         """Return `name dtype[batch, 3, 224, 224]`, for messages."""
@@ -55,14 +58,22 @@ def takes_vectors(shapes: Iterable[Sequence[Any] | None]) -> bool:
     return fixed and max(sizes, default=1) > 1
 
 
-def relates(feed: Mapping[str, Rows], signature: Signature) -> bool:
-    """Return True if an input is a matrix of nodes by nodes: its first axis counts the nodes of one graph, not samples.
+def is_whole(feed: Mapping[str, Rows], signature: Signature) -> bool:
+    """Return True if a feed is one sample although its sizes are open, so that it cannot be cut.
 
-    Both axes have the same name then, which some exporters give to all open axes: the array has to be square, too.
+    An input can be a matrix of nodes by nodes, whose first axis counts the nodes of a graph.  Both axes have the same
+    name then, which some exporters give to all open axes: the array has to be square, too.
     """
+    if any(entry.whole for entry in signature):
+        return True
     named = [e.name for e in signature if e.shape and len(e.shape) == 2 and _same_name(*e.shape)]
     sizes = [feed[name].shape for name in named if name in feed]
     return any(len(shape) == 2 and shape[0] == shape[1] > 1 for shape in sizes)
+
+
+def stays(feed: Feed, signature: Signature) -> bool:
+    """Return True if a feed is not cut to show or to time a single sample: vectors of open sizes may be waveforms."""
+    return is_whole(feed, signature) or all(array.ndim < 2 for array in feed.values())
 
 
 def _same_name(one: int | str | None, other: int | str | None) -> bool:
@@ -71,7 +82,7 @@ def _same_name(one: int | str | None, other: int | str | None) -> bool:
 
 def samples_of(feed: Mapping[str, Rows], signature: Signature) -> int:
     """Return the number of samples in a feed: the common first axis, 1 if there is none."""
-    if takes_vectors(entry.shape for entry in signature) or relates(feed, signature):
+    if takes_vectors(entry.shape for entry in signature) or is_whole(feed, signature):
         return 1
     sizes = {array.shape[0] for array in feed.values() if array.ndim}
     return sizes.pop() if len(sizes) == 1 else 1
@@ -95,7 +106,8 @@ def signature_of(model: ir.Model) -> Signature:
         shape = None if value.shape is None else _dims(value.shape)
         rows = table_rows(model, value.name, exact=True) if dtype.kind in "iu" else None
         kept = model.meta.get(TOKENS, {}).get(value.name, ())
-        found.append(Input(name=value.name, dtype=dtype, shape=shape, rows=rows, kept=kept))
+        whole = model.meta.get(WHOLE, False)
+        found.append(Input(name=value.name, dtype=dtype, shape=shape, rows=rows, kept=kept, whole=whole))
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxgrail.calibration.feeds.signature import Signature, relates
+from onnxgrail.calibration.feeds.signature import Signature, stays
 from onnxgrail.calibration.runtime.measured import duration, once
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.calibration.runtime.timing import Times, summarise, take_turns
@@ -24,10 +24,10 @@ Source = Packed | bytes | str | Path
 
 
 def single(feed: Feed, signature: Signature) -> dict[str, Array]:
-    """Return the first sample of a feed if the model leaves the batch open, else the whole feed."""
+    """Return the first sample of a feed if the model leaves the batch open, else the whole feed; see `stays`."""
     arrays = {entry.name: feed[entry.name] for entry in signature if entry.name in feed}
     fixed = any(entry.shape and isinstance(entry.shape[0], int) for entry in signature)
-    if fixed or relates(feed, signature) or len({a.shape[0] for a in arrays.values() if a.ndim}) != 1:
+    if fixed or stays(arrays, signature) or len({a.shape[0] for a in arrays.values() if a.ndim}) != 1:
         return arrays
     return {name: a[:1] if a.ndim else a for name, a in arrays.items()}
 
