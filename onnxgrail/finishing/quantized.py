@@ -16,12 +16,13 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Recipe
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing.by_tool import quantised_by_tool
+from onnxgrail.finishing.more_bits import holding
 from onnxgrail.finishing.verify import setup_of, verify
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.machine.job import Job
-from onnxgrail.narrowing.bits.rounding import rounded
+from onnxgrail.narrowing.bits.rounding import Bits, rounded
 from onnxgrail.narrowing.bits.speed import slow_weights
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
@@ -29,6 +30,7 @@ from onnxgrail.search.candidates import loss_of
 
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
 MUCH = 0.25  # share of the bytes of weights that layers keep, from which the reason is given
+MORE = "some weights have more bits than the search has chosen: fitted to all data, the model would lose too much"
 NO_CONV = ("int8-dynamic",)  # kinds that leave convolutions in float
 
 
@@ -85,7 +87,16 @@ def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Jo
     slow, unmeasured = slow_weights(prepared, slim, job, "after narrowing")
     found = decision.allocation.found
     spared = {**({} if found is None else found.spared), **slow}
-    made = rounded(prepared, slim, decision.ledger, job, decision.allocation.bits, spared)
+    chosen = rounded(prepared, slim, decision.ledger, job, decision.allocation.bits, spared)
+
+    def again(bits: Mapping[str, int]) -> Bits:
+        return rounded(prepared, slim, decision.ledger, Job(recipe=job.recipe), bits, spared)
+
+    def holds(model: ir.Model) -> bool:
+        return found is None or loss_of(prepared, model, job.recipe.providers).bound <= found.limit
+
+    made = holding(chosen, slim, again, holds)
+    more = "" if made is chosen else MORE
     return made.model, {
         "samples": 0 if prepared.batches.synthetic else prepared.batches.samples,
         "symmetric": job.recipe.symmetric or job.recipe.target == "tensorrt",
@@ -96,7 +107,7 @@ def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Jo
         "ops": quantize.added(slim, made.model),
         "bytes_before": written_bytes(slim),
         "bytes_after": written_bytes(made.model),
-        "notes": [*made.notes(), *filter(None, (unmeasured, _slower(spared)))],
+        "notes": [*made.notes(), *filter(None, (unmeasured, _slower(spared), more))],
     }
 
 
