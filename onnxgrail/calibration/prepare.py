@@ -111,6 +111,8 @@ def _fed(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, 
         other = None if isinstance(error, StoppedError) else _otherwise(model, data, job, held_out)
         if other is None:
             raise
+        if not other[2].whole:
+            raise ModelError(str(error.args[0]), hint="It runs on one sample at a time: give --batch-size 1") from error
         return other
     if seen.whole and not isinstance(data, Iterator):  # as `look` has seen: feeds count, not their rows
         batches, held = supplied(model, data, job, held_out)
