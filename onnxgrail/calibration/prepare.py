@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,8 +18,8 @@ from onnxgrail.calibration.metric import Function, metric_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.wording import shapes_of
 from onnxgrail.calibration.shapes.suiting import suited, told
-from onnxgrail.calibration.supply import drawn, in_runs_of, other_ways, supplied
-from onnxgrail.errors import ModelError, StoppedError, UsageError
+from onnxgrail.calibration.supply import drawn, ran_whole, supplied
+from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
 from onnxgrail.graph.fittable.scales import widened
 from onnxgrail.graph.flatten.direct import direct
 from onnxgrail.graph.io.interop import from_any
@@ -31,6 +30,7 @@ from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
 from onnxgrail.options import MAX_LOSS, Recipe
 
+PASSED = "every file is one sample, because the model does not run on some of its rows"
 ROOM = 2**30  # bytes that all activations of a run may have: two runs at a time keep those that are read
 
 
@@ -100,7 +100,7 @@ def prepare(
 
 
 def _fed(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None, Seen]:
-    """Return feeds, those that judge, and the observed facts."""
+    """Return feeds, those that judge, and the observed facts; the error of a model says if it runs on one sample."""
     recipe, clock = job.recipe, job.clock
     with clock.stage("data"):
         batches, held = supplied(model, data, job, held_out)
@@ -108,33 +108,56 @@ def _fed(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, 
         with clock.stage("observe"):  # the model runs here: its time does not count as tracing
             found, seen = _running(model, batches, recipe)
     except ModelError as error:
-        other = None if isinstance(error, StoppedError) else _otherwise(model, data, job, held_out)
-        if other is None:
+        if data is None or isinstance(data, Iterator) or isinstance(error, StoppedError):
             raise
-        if not other[2].whole:
+        if recipe.batch_size > 1 and _runs_alone(model, data, job, held_out):
             raise ModelError(str(error.args[0]), hint="It runs on one sample at a time: give --batch-size 1") from error
-        return other
+        whole = _whole(model, data, job, held_out)
+        if whole is None:
+            raise
+        return whole
     if seen.whole and not isinstance(data, Iterator):  # as `look` has seen: feeds count, not their rows
-        batches, held = supplied(model, data, job, held_out)
+        with clock.stage("data"):
+            batches, held = supplied(model, data, job, held_out)
         return batches, held, seen
     size = max(1, min(recipe.batch_size, ROOM // max(seen.bytes_each, 1)))
     if found is batches and size < recipe.batch_size and not isinstance(data, Iterator):
         with clock.stage("data"):
-            smaller, others = supplied(model, data, in_runs_of(size, job), held_out)
+            smaller, others = supplied(model, data, _in_runs_of(size, job), held_out)
         if len(smaller) > len(batches):
             note = f"samples per run: {size} instead of {recipe.batch_size}, because activations are large"
             return replace(smaller, notes=(*smaller.notes, note)), others, seen
     return found, held, seen
 
 
-def _otherwise(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None, Seen] | None:
-    """Return what `_fed` does for the first of the other ways to read data on which the model runs; None if none."""
-    for batches, held in other_ways(model, data, job, held_out):
-        with contextlib.suppress(ModelError):
-            seen = look(model, batches, job.recipe.providers)
-            if not seen.whole or seen.is_one:
-                return batches, held, seen
-    return None
+def _runs_alone(model: ir.Model, data: Any, job: Job, held_out: Any) -> bool:
+    """Return True if the model runs on a single sample."""
+    try:
+        look(model, supplied(model, data, _in_runs_of(1, job), held_out)[0], job.recipe.providers)
+    except OnnxGrailError:
+        return False
+    return True
+
+
+def _whole(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batches, HeldOut | None, Seen] | None:
+    """Return what `_fed` does if every file is one sample; None if that is not so."""
+
+    def see(fed: tuple[Batches, HeldOut | None]) -> Seen:
+        seen = look(model, fed[0], job.recipe.providers)
+        if not seen.is_one:
+            raise ModelError("its outputs count rows")
+        return seen
+
+    found = ran_whole(model, lambda: supplied(model, data, job, held_out), see)
+    if found is None:
+        return None
+    (batches, held), seen = found
+    return replace(batches, notes=(*batches.notes, PASSED)), held, seen
+
+
+def _in_runs_of(size: int, job: Job) -> Job:
+    """Return the job with at most `size` samples per run."""
+    return replace(job, recipe=replace(job.recipe, batch_size=size))
 
 
 def _running(model: ir.Model, batches: Batches, recipe: Recipe) -> tuple[Batches, Seen]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -20,8 +19,7 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
 from onnxgrail.machine.job import Job
 
-ALONE = "because the model runs on one at a time"
-PASSED = "every file is one sample, because the model does not run on some of its rows"
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -93,27 +91,6 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     return batches, None if held is None else HeldOut(asked=str(count or AUTO), batches=held, own=False)
 
 
-def in_runs_of(size: int, job: Job) -> Job:
-    """Return the job with at most `size` samples per run."""
-    return replace(job, recipe=replace(job.recipe, batch_size=size))
-
-
-def other_ways(model: ir.Model, data: Any, job: Job, held_out: Any) -> Iterator[tuple[Batches, HeldOut | None]]:
-    """Yield data in other ways, each with a note, for a model that does not run on them as `supplied` returns them.
-
-    One sample per run comes first, then whole files, for inputs without an axis that counts samples.
-    """
-    if data is None or isinstance(data, Iterator):
-        return
-    size = job.recipe.batch_size
-    for whole, note in ((False, f"samples per run: 1 instead of {size}, {ALONE}"), (True, PASSED)):
-        model.meta[WHOLE] = whole
-        with contextlib.suppress(OnnxGrailError):
-            batches, held = supplied(model, data, job if whole else in_runs_of(1, job), held_out)
-            yield replace(batches, notes=(*batches.notes, note)), held
-    model.meta[WHOLE] = False
-
-
 def given(data: Source | None, model: ir.Model, reading: Reading, sampling: Sampling) -> Batches:
     """Return feeds for a model: the user's data, or random inputs without data.
 
@@ -138,10 +115,20 @@ def ran(model: ir.Model, fed: Callable[[], Batches], run: Callable[[Batches], T]
         with batches.advising():
             return batches, run(batches)
     except ModelError as error:
-        if batches.synthetic or isinstance(error, StoppedError):
+        whole = None if batches.synthetic or isinstance(error, StoppedError) else ran_whole(model, fed, run)
+        if whole is None:
             raise
-        model.meta[WHOLE] = True
-        with contextlib.suppress(OnnxGrailError):
-            whole = fed()
-            return whole, run(whole)
-        raise
+        return whole
+
+
+def ran_whole(model: ir.Model, fed: Callable[[], S], run: Callable[[S], T]) -> tuple[S, T] | None:
+    """Return data of which every file is one sample, and what a run on them gives; None if the model does not run.
+
+    The model is marked for that, see `Input.whole`.
+    """
+    model.meta[WHOLE] = True
+    with contextlib.suppress(OnnxGrailError):
+        whole = fed()
+        return whole, run(whole)
+    model.meta[WHOLE] = False
+    return None

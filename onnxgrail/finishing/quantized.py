@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail.allocation.found import Judged
 from onnxgrail.calibration import quantize
 from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.prepared import Prepared
@@ -39,8 +41,9 @@ def quantised(
 ) -> tuple[ir.Model, dict[str, Any], tuple[Fidelity, ...]]:
     """Return the quantized model, its report entry, and its fidelity to the original."""
     recipe = job.recipe
+    loss = functools.cache(lambda model: loss_of(prepared, model, recipe.providers))
     if decision.allocation.bits or recipe.quantize in WEIGHTS:
-        final, form = _in_few_bits(prepared, decision, slim, job)
+        final, form = _in_few_bits(prepared, decision, slim, job, loss)
     else:
         final, form = quantised_by_tool(prepared, slim, decision.allocation.found, job)
     results: tuple[Fidelity, ...] = ()
@@ -60,7 +63,7 @@ def quantised(
         "loss": None,
     }
     if decision.allocation.found is not None:
-        entry["loss"] = dataclasses.asdict(loss_of(prepared, final, recipe.providers))
+        entry["loss"] = dataclasses.asdict(loss(final))
     entry["notes"] = [*form.get("notes", ()), *(_little(final, entry) if recipe.quantize != "none" else [])]
     if recipe.check:
         verification, results = verify(prepared, final, job)
@@ -80,7 +83,9 @@ def _kind(form: Mapping[str, Any], recipe: Recipe) -> str:
     return " and ".join(kind for kind, number in WEIGHTS.items() if number in bits) or "half precision"
 
 
-def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job) -> tuple[ir.Model, dict[str, Any]]:
+def _in_few_bits(
+    prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, loss: Callable[[ir.Model], Judged]
+) -> tuple[ir.Model, dict[str, Any]]:
     """Store the weights of matrices in a few bits; return the model and its part of the report entry."""
     size = decision.allocation.block_size or job.recipe.block_size
     job = dataclasses.replace(job.alone(), recipe=dataclasses.replace(job.recipe, block_size=size))
@@ -93,7 +98,7 @@ def _in_few_bits(prepared: Prepared, decision: Decision, slim: ir.Model, job: Jo
         return rounded(prepared, slim, decision.ledger, Job(recipe=job.recipe), bits, spared)
 
     def holds(model: ir.Model) -> bool:
-        return found is None or loss_of(prepared, model, job.recipe.providers).bound <= found.limit
+        return found is None or loss(model).bound <= found.limit
 
     made = holding(chosen, slim, again, holds)
     more = "" if made is chosen else MORE

@@ -14,9 +14,7 @@ from onnxgrail.graph.io.model_file import save
 from tests.tiny import tiny
 
 WAVES = "float[T] x => float[1,5] y"
-BODY = """
-    t = Unsqueeze(x, first)
-    a = Conv<strides = [4]>(t, w0)
+REST = """
     b = Relu(a)
     c = Conv<strides = [2]>(b, w1)
     d = Relu(c)
@@ -24,19 +22,15 @@ BODY = """
     f = Flatten(e)
     y = MatMul(f, w2)
 """
+BODY = f"""
+    t = Unsqueeze(x, first)
+    a = Conv<strides = [4]>(t, w0){REST}"""
 WEIGHTS: dict[str, Any] = {"w0": (16, 1, 16), "w1": (24, 16, 5), "w2": (24, 5), "first": np.array([0, 1])}
 FRAMES = "float[T,6] x => float[1,5] y"
-SUMMED = """
+SUMMED = f"""
     t = Transpose<perm = [1, 0]>(x)
     u = Unsqueeze(t, front)
-    a = Conv<strides = [4]>(u, w0)
-    b = Relu(a)
-    c = Conv<strides = [2]>(b, w1)
-    d = Relu(c)
-    e = GlobalAveragePool(d)
-    f = Flatten(e)
-    y = MatMul(f, w2)
-"""
+    a = Conv<strides = [4]>(u, w0){REST}"""
 OTHERS: dict[str, Any] = {"w0": (16, 6, 16), "w1": (24, 16, 5), "w2": (24, 5), "front": np.array([0])}
 CASES = {"waves": (WAVES, BODY, WEIGHTS, ()), "frames": (FRAMES, SUMMED, OTHERS, (6,))}
 
