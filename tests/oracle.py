@@ -17,8 +17,8 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Array, Bools, Feed, Kind
+from onnxgrail.graph.io.running.widen import widen
 from onnxgrail.graph.io.serial import to_bytes
-from onnxgrail.graph.io.widen import widen
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.stored.looked_up import lookups_of
 from onnxgrail.graph.trace.survey import Ledger, Survey

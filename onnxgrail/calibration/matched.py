@@ -17,8 +17,7 @@ from onnxgrail.errors import ModelError
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.interop import from_any
-from onnxgrail.graph.io.serial import Packed, pack, to_bytes
-from onnxgrail.graph.io.widen import has_bfloat16
+from onnxgrail.graph.io.serial import Packed, pack, runs_as_is, to_bytes
 from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.trace.facts import Facts, bodies, key
 from onnxgrail.graph.trace.tracer import trace
@@ -50,7 +49,7 @@ def runnable(model: ir.Model, path: Path | None) -> Packed | bytes | Path:
     """Return the model's file, or the model in memory if the file cannot be run."""
     if path is None:
         return pack(model)
-    return to_bytes(model) if has_bfloat16(model) else path
+    return path if runs_as_is(model) else to_bytes(model)
 
 
 def same_inputs(wanted: Signature, got: Signature, label: str) -> None:

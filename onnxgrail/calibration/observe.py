@@ -15,8 +15,8 @@ from onnxgrail.core import Array, Feed, Ints
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.attributes import written
 from onnxgrail.graph.io.mapped import Mapped
+from onnxgrail.graph.io.running.widen import has_bfloat16, true_types
 from onnxgrail.graph.io.serial import to_bytes
-from onnxgrail.graph.io.widen import has_bfloat16, true_types
 from onnxgrail.graph.stored.find import below_a_byte, is_dequantised, stored
 from onnxgrail.graph.trace.facts import Facts, constants, grid_of, indices
 

@@ -15,8 +15,7 @@ from onnxgrail.errors import ModelError
 from onnxgrail.exporting.axes import BATCH, is_mask, other, outputs, resized, runs, sizes
 from onnxgrail.exporting.subject import Subject, Tensor, torch
 from onnxgrail.graph.io import model_file
-from onnxgrail.graph.io.serial import to_bytes
-from onnxgrail.graph.io.widen import has_bfloat16
+from onnxgrail.graph.io.serial import runs_as_is, to_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +94,7 @@ def judge(path: Path, trials: tuple[Trial, ...], tolerance: float | None) -> tup
     """
     try:
         model = model_file.load(path)
-        session = open_session(to_bytes(model) if has_bfloat16(model) else path)
+        session = open_session(path if runs_as_is(model) else to_bytes(model))
     except ModelError as error:
         return (_failed(trials[0], str(error)),)
     with session:

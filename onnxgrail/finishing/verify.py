@@ -18,8 +18,7 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.fidelity import Fidelity, entries, headline
 from onnxgrail.graph.io.mapped import in_files, weight_files
-from onnxgrail.graph.io.serial import pack, skeleton
-from onnxgrail.graph.io.widen import has_bfloat16
+from onnxgrail.graph.io.serial import pack, runs_as_is, skeleton
 from onnxgrail.graph.rewrite.interface import between
 from onnxgrail.machine.job import Job
 from onnxgrail.report.report import Verification
@@ -35,9 +34,8 @@ def verify(prepared: Prepared, slim: ir.Model, job: Job) -> tuple[Verification, 
         ModelError: ONNX Runtime does not load or run the result.
     """
     given = prepared.original
-    narrow = has_bfloat16(given)
     inside = in_files(given) and not weight_files(given)  # ONNX Runtime would load the whole file
-    before = prepared.path if prepared.path is not None and not narrow and not inside else pack(given)
+    before = prepared.path if prepared.path is not None and runs_as_is(given) and not inside else pack(given)
     apart, ports, batches = prepared.held_out, between(prepared.model, slim), prepared.judges
     pair = Pair(before, pack(slim), ports)
     setup = setup_of(prepared, job.recipe)

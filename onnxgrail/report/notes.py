@@ -17,7 +17,8 @@ from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import INNER, Change, Recipe
 from onnxgrail.graph.flatten.direct import listed_text, unlisted_text
 from onnxgrail.graph.io.opaque import maps_text
-from onnxgrail.graph.io.widen import has_bfloat16
+from onnxgrail.graph.io.running.steady import random_ops
+from onnxgrail.graph.io.running.widen import has_bfloat16
 from onnxgrail.graph.notes import note_bytes
 from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
@@ -67,12 +68,21 @@ def notes_of(
         _early(recipe),
         _shed(prepared, recipe, slim),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
+        _drawn(prepared.model),
         _clamped(decision.changes),
         _unblocked(prepared, recipe, decision),
         _unfitted(decision),
         why_host(recipe.providers),
         left_text(prepared, left()),
     ]
+
+
+def _drawn(model: ir.Model) -> str:
+    """Return a note on a model that draws random numbers."""
+    ops = random_ops(model)
+    return (
+        f"{' and '.join(ops)} drew the same numbers for the original and the result, which differ in use" if ops else ""
+    )
 
 
 def little(found: Found | None, kind: str) -> str:

@@ -20,7 +20,7 @@ from onnxgrail.calibration.runtime.provider import room_for
 from onnxgrail.calibration.runtime.session import Session
 from onnxgrail.calibration.stream.rows import Where
 from onnxgrail.core import Array, Bools, Feed, Probe
-from onnxgrail.graph.io.widen import wide
+from onnxgrail.graph.io.running.widen import wide
 from onnxgrail.machine.device import Device
 
 FLOATS = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(double)": torch.float64}

@@ -19,7 +19,7 @@ from onnxgrail.calibration.devices.lanes import HOST, HostLane
 from onnxgrail.calibration.runtime.provider import room_for
 from onnxgrail.calibration.runtime.session import CPU, Session
 from onnxgrail.core import Array, Bools, Feed, Floats, Probe
-from onnxgrail.graph.io.widen import wide
+from onnxgrail.graph.io.running.widen import wide
 from onnxgrail.machine.device import device_of
 
 FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}

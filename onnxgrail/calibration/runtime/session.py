@@ -24,8 +24,8 @@ from onnxgrail.calibration.runtime.wording import reason, shapes_of
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import DeviceError, MissingExtraError, ModelError, OnnxGrailError, UsageError
 from onnxgrail.graph.io.mapped import ROOT
+from onnxgrail.graph.io.running.widen import wide
 from onnxgrail.graph.io.serial import Packed
-from onnxgrail.graph.io.widen import wide
 from onnxgrail.machine.device import Device, device_of
 from onnxgrail.machine.extras import version_of
 

@@ -16,8 +16,8 @@ from onnxgrail.errors import ModelError
 from onnxgrail.graph.cuts.live import lives
 from onnxgrail.graph.cuts.segment import cut, index_of
 from onnxgrail.graph.flatten.branches import branched
+from onnxgrail.graph.io.running.widen import wide
 from onnxgrail.graph.io.serial import pack
-from onnxgrail.graph.io.widen import wide
 from onnxgrail.graph.trace.facts import Facts, constants
 
 STRETCH = 128  # nodes: a few transformer layers; smaller models run in one piece

@@ -14,7 +14,8 @@ from onnxgrail.errors import ModelError, first_cause
 from onnxgrail.graph.flatten.branches import folded, in_branch
 from onnxgrail.graph.io.mapped import fields
 from onnxgrail.graph.io.opaque import write_back
-from onnxgrail.graph.io.widen import has_bfloat16, widen
+from onnxgrail.graph.io.running.steady import random_ops, steady
+from onnxgrail.graph.io.running.widen import has_bfloat16, widen
 
 LARGE = 2**16  # bytes; in-memory weights from this size on are passed to the runtime as arrays
 PLAIN = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8)
@@ -90,10 +91,12 @@ def to_bytes(
     Args:
         model: the graph.
         outputs: names of further tensors to add as outputs.
-        run: the bytes are for the runtime: convert bfloat16 to float32.
+        run: the bytes are for the runtime: convert bfloat16 to float32, and draw the same random numbers every time.
         change: called with the finished message, to modify it.
     """
     proto = message(model)
+    if run and random_ops(model):
+        steady(proto)
     if run and has_bfloat16(model):
         widen(proto)
     del proto.graph.value_info[:]
@@ -105,6 +108,11 @@ def to_bytes(
         change(proto)
     data: bytes = proto.SerializeToString()
     return data
+
+
+def runs_as_is(model: ir.Model) -> bool:
+    """Return True if the runtime can run the file of a model, without the changes that `to_bytes` makes for it."""
+    return not has_bfloat16(model) and not random_ops(model)
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:

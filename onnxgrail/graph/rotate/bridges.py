@@ -13,7 +13,7 @@ from onnxgrail.core import Array, Refusal
 from onnxgrail.graph.attributes import given
 from onnxgrail.graph.cost.counting import node_macs
 from onnxgrail.graph.flatten.branches import stand_beside
-from onnxgrail.graph.io.widen import has_bfloat16, true_types
+from onnxgrail.graph.io.running.widen import has_bfloat16, true_types
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, hand_over
 from onnxgrail.graph.rotate.layers import Slot, reading
