@@ -19,15 +19,15 @@ NEAR = 1e-3  # tolerance of a sum of probabilities
 
 
 def open_axes(shapes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, ...]]:
-    """Return the axes of each output along which its size is open; never the last of several, which holds columns.
+    """Return the axes of each output along which its size is open.
 
     Args:
         shapes: declared shape by output name; open sizes are not numbers.
     """
-    found = {}
-    for name, shape in shapes.items():
-        axes = range(max(1, len(shape) - 1) if shape else 0)
-        found[name] = tuple(axis for axis in axes if not isinstance(shape[axis], int))
+    found = {
+        name: tuple(axis for axis, size in enumerate(shape) if not isinstance(size, int))
+        for name, shape in shapes.items()
+    }
     return {name: axes for name, axes in found.items() if axes}
 
 

@@ -189,15 +189,15 @@ def rows_wanted(stage: Stage) -> int:
 def _matching(stage: Stage, goal: Mapping[str, Array], slim: Mapping[str, Array]) -> bool:
     """Return True if the batch has rows, and the same rows in both networks.
 
-    A branch that the batch does not take has no rows. If values decide the number of rows (a routing), the networks
-    may differ, and the rows then don't correspond.
+    A branch that the batch does not take has no rows. If values decide the number of rows (a routing, durations), the
+    networks may differ, and the rows then don't correspond.
     """
     first = stage.first
     if stage.goals[0] not in goal or not math.prod(goal[stage.goals[0]].shape):
         return False
     source, like = slim[first.source], goal[stage.goals[0]]
     if first.window is not None:
-        return bool(source.shape[0] == like.shape[0])
+        return (source.shape[0], *rows.places(source.shape[2:], first.window)) == (like.shape[0], *like.shape[2:])
     axes = (a for a in range(source.ndim) if a != first.axis)
     return bool([source.shape[a] for a in axes] == [n for a, n in enumerate(like.shape) if a != first.made])
 

@@ -74,10 +74,10 @@ def test_rows_that_one_model_lacks() -> None:
     wanted = {"n": np.zeros(2, np.int64), "d": ones, "fixed": ones[0], "last": ones[0]}
     got = {"n": np.zeros(0, np.int64), "d": ones[:, :0], "fixed": ones[0], "last": ones[0, :, :1]}
     one, two = lists.leveled({"x": ones}, wanted, got)
-    assert names == {"n", "d"}
+    assert names == {"n", "d", "last"}
     np.testing.assert_array_equal(two["d"], np.zeros_like(ones))
     assert not (one["n"] == two["n"]).any()
-    assert two["last"].shape == (2, 1)
+    np.testing.assert_array_equal(two["last"], [[1, 0], [1, 0]])
     assert parts_of("d", [ones], Clues(lists=names))[0].kind == "values"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -66,6 +68,12 @@ def patches(array: Array, window: Window, out_shape: tuple[int, ...], where: Whe
     index = np.unravel_index(numbers(where, out_shape, 1), (out_shape[0], *spatial))
     taken = np.moveaxis(windows(array, window), 1, 1 + len(spatial))[index]  # rows first, then channels and taps
     return taken.reshape(len(taken), -1)
+
+
+def places(sizes: Sequence[int], window: Window) -> tuple[int, ...]:
+    """Return the spatial sizes of a convolution's output; `sizes` are those of its input."""
+    axes = zip(sizes, window.sides(sizes), window.reach, window.strides, strict=True)
+    return tuple((size + sum(sides) - reach) // stride + 1 for size, sides, reach, stride in axes)
 
 
 def windows(array: Array, window: Window) -> Array:

@@ -61,6 +61,7 @@ class Flow:
         seen: keys of visited nodes.
         state_axes: channel axes of streamed states among the inputs; states: their labels if they may be narrowed.
         modulated: nodes that compute filters -> why channels do not pass them.
+        deciding: nodes that decide the lengths of tensors.
         tables: marks that products of two activations read, by (node, operand, channel axis); None if heads are units.
         positions: operands with which products scale channels inside heads by position, by node.
         normed: nodes of normalizations that are passed as one -> for the last of them what the first reads, else ''.
@@ -79,6 +80,7 @@ class Flow:
     state_axes: Mapping[str, int] = field(default_factory=dict)
     states: dict[str, Ints] = field(default_factory=dict)
     modulated: Mapping[str, str] = field(default_factory=dict)
+    deciding: frozenset[str] = frozenset()
     tables: dict[tuple[str, int, int], Mark] | None = None
     positions: dict[str, int] = field(default_factory=dict)
     normed: Mapping[str, str] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from onnxgrail.graph.trace.blocks import group
 from onnxgrail.graph.trace.facts import Facts, captures, key
 from onnxgrail.graph.trace.flow import Flow, Site
 from onnxgrail.graph.trace.labels import PIECES, Mark
+from onnxgrail.graph.trace.lengths import DECIDES, deciding
 from onnxgrail.graph.trace.modulated import modulated
 from onnxgrail.graph.trace.sizes import SOURCES, sizes_of
 from onnxgrail.graph.trace.survey import Survey
@@ -71,7 +72,7 @@ def flow_of(
     """
     axes, filters = state_axes(model, facts), modulated(model, facts)
     flow = Flow(facts, _aliases(model), interface, state_axes=axes, modulated=filters, tables={} if inside else None)
-    flow.normed = normed or {}
+    flow.normed, flow.deciding = normed or {}, deciding(model, facts)
     if interface:
         seed(flow)
     for node in model.graph:
@@ -125,6 +126,8 @@ def _visit(flow: Flow, model: ir.Model, node: ir.Node) -> None:
     function = find_rule(node.domain, node.op_type, version)
     marked = [m for k in site.operands for m in site.marks(k)]
     inner = [m for name in captures(node) for m in flow.marks.get(name, ())]
+    if site.key in flow.deciding:
+        site.freeze(marked, DECIDES)
     if inner:
         site.freeze(inner, f"the body of {node.op_type} reads it")
     names = [site.name(k) for k in site.operands] + [v.name for v in node.outputs if v.name]
