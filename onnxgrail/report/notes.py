@@ -79,10 +79,8 @@ def notes_of(
 
 def _drawn(model: ir.Model) -> str:
     """Return a note on a model that draws random numbers."""
-    ops = random_ops(model)
-    return (
-        f"{' and '.join(ops)} drew the same numbers for the original and the result, which differ in use" if ops else ""
-    )
+    ops = " and ".join(random_ops(model))
+    return f"{ops} drew the same numbers for the original and the result; in use they differ" if ops else ""
 
 
 def little(found: Found | None, kind: str) -> str:
