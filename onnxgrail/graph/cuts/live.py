@@ -12,6 +12,7 @@ from onnxgrail.core import Ints
 from onnxgrail.graph.trace.facts import Facts, captures
 
 SEQUENCES = frozenset({"SplitToSequence", "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase"})
+PASSING = frozenset({"Identity", "If", "Loop", "SequenceMap"})  # what they make of sequences may be sequences
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,23 +71,23 @@ def lives(model: ir.Model, facts: Facts, effort: Sequence[int]) -> Lives:
     count = 0
     for position, node in enumerate(model.graph):
         count = position + 1
-        read = {v.name for v in node.inputs if v is not None and v.name} | captures(node)
-        read = read.union(*(parts.get(name, ()) for name in read)) & born.keys()
+        names = {v.name for v in node.inputs if v is not None and v.name} | captures(node)
+        read = names.union(*(parts.get(name, ()) for name in names)) & born.keys()
         last.update(dict.fromkeys(read, position))
-        if node.op_type in SEQUENCES:
-            parts.update((value.name, read) for value in node.outputs if value.name)
-            continue
-        for value in node.outputs:
-            if value.name and value.name not in facts.constants:
-                born[value.name] = position + 1
-    names = [n for n in born if n in last]
+        handles = node.op_type in SEQUENCES or (node.op_type in PASSING and not names.isdisjoint(parts))
+        for name in (value.name for value in node.outputs if value.name):
+            if handles and name not in facts.shapes:
+                parts[name] = read
+            elif name not in facts.constants:
+                born[name] = position + 1
+    alive = [n for n in born if n in last]
     load = np.zeros(count + 2, dtype=np.int64)
-    for name in names:
+    for name in alive:
         if name not in inputs and name in facts.shapes:
             size = facts.bytes_of(name)
             load[born[name]] += size
             load[last[name] + 1] -= size
-    starts = np.array([born[n] for n in names], dtype=np.int64)
-    stops = np.array([last[n] for n in names], dtype=np.int64)
+    starts = np.array([born[n] for n in alive], dtype=np.int64)
+    stops = np.array([last[n] for n in alive], dtype=np.int64)
     work = np.concatenate([[0], np.cumsum(np.asarray(effort, dtype=np.int64))])
-    return Lives(tuple(names), starts, stops, np.cumsum(load)[: count + 1], work)
+    return Lives(tuple(alive), starts, stops, np.cumsum(load)[: count + 1], work)
