@@ -30,8 +30,7 @@ def random_ops(model: ir.Model) -> list[str]:
     """Return the kinds of nodes that `steady` changes, sorted."""
     if model.opset_imports.get("", 0) < SINCE:
         return []
-    found = {node.op_type for node in model.graph.all_nodes() if node.op_type in DRAWN and node.domain in STANDARD}
-    return sorted(found)
+    return sorted({node.op_type for node in model.graph.all_nodes() if _draws(node)})
 
 
 def steady(proto: onnx.ModelProto) -> None:
@@ -48,10 +47,13 @@ def _graph(graph: onnx.GraphProto, version: int) -> None:
         for attribute in node.attribute:
             for body in bodies(attribute):
                 _graph(body, version)
-        drawn = node.op_type in DRAWN and node.domain in STANDARD
-        nodes += (_made(node, version) if drawn else None) or [node]
+        nodes += (_made(node, version) if _draws(node) else []) or [node]
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _draws(node: ir.Node | onnx.NodeProto) -> bool:
+    return node.op_type in DRAWN and node.domain in STANDARD
 
 
 class _Nodes:
