@@ -23,7 +23,6 @@ DRAWN = RANDOM - {"Multinomial"}
 SINCE, TYPED = 11, 15  # opsets with Range, and with CastLike
 TURNS = (12.9898, 43758.5453123), (78.233, 12543.8437)  # per stream, of a hash that is common in computer graphics
 LEAST = 1e-12  # of the numbers whose logarithm is taken
-STANDARD = "", "ai.onnx"
 
 
 def random_ops(model: ir.Model) -> list[str]:
@@ -38,7 +37,7 @@ def steady(proto: onnx.ModelProto) -> None:
 
     A node stays if the type of its numbers is not known: that of another tensor, before opset 15.
     """
-    _graph(proto.graph, max(one.version for one in proto.opset_import if one.domain in STANDARD))
+    _graph(proto.graph, next(one.version for one in proto.opset_import if not one.domain))
 
 
 def _graph(graph: onnx.GraphProto, version: int) -> None:
@@ -53,7 +52,7 @@ def _graph(graph: onnx.GraphProto, version: int) -> None:
 
 
 def _draws(node: ir.Node | onnx.NodeProto) -> bool:
-    return node.op_type in DRAWN and node.domain in STANDARD
+    return node.op_type in DRAWN and not node.domain
 
 
 class _Nodes:
