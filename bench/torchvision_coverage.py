@@ -1,15 +1,20 @@
-"""Measure which torchvision models can be narrowed: classification, segmentation and detection backbones, full size.
+"""Measure which models of torchvision, or of all families of timm, can be narrowed, full size.
 
     pip install 'onnxgrail[cpu]' torch onnxscript && pip install --no-deps torchvision
     python bench/torchvision_coverage.py --out bench/results/torchvision_coverage.json [--only resnet] [--ratio 0.3]
+    pip install timm && python bench/torchvision_coverage.py --timm --out bench/results/timm_coverage.json
 
-Each model is built with random weights, exported by `torch.onnx.export` and compressed without compensation in its own
-process, one at a time, so that the peak memory is that of the largest.  Rows that the output has are not run again.
+Of torchvision these are all for classification and segmentation, and detection backbones; of timm the smallest model of
+each family (a module of `timm.models`), which takes minutes to find.  Each model is built with random weights, exported
+by `torch.onnx.export` and compressed without compensation in its own process, one at a time, so that the peak memory is
+that of the largest.  Rows that the output has are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import multiprocessing
 import re
@@ -24,6 +29,7 @@ from typing import Any
 SEGMENTATION_SIZE = 256
 BACKBONES = ("resnet50", "resnet101", "mobilenet_v3_large", "resnext101_32x8d")
 LIMIT = 1800  # seconds per model
+LARGEST = 100e6  # parameters of a model of timm
 
 
 def names() -> list[str]:
@@ -33,6 +39,24 @@ def names() -> list[str]:
     found = tv.list_models(module=tv)
     found += [f"segmentation.{n}" for n in tv.list_models(module=tv.segmentation)]
     return sorted(found) + [f"backbone.{n}" for n in BACKBONES] + ["backbone.ssd_vgg16"]
+
+
+def smallest() -> list[str]:
+    """Return the smallest model of each family of timm, as `timm.name`."""
+    import timm
+    import torch
+
+    found = []
+    with torch.device("meta"):
+        for family in timm.list_modules():
+            sizes = {}
+            for name in timm.list_models(module=family):
+                with contextlib.suppress(Exception):  # some need numbers when they are built
+                    sizes[name] = sum(p.numel() for p in timm.create_model(name).parameters())
+            least = min(sizes, key=lambda name: sizes[name], default=None)
+            if least is not None and sizes[least] <= LARGEST:
+                found.append(f"timm.{least}")
+    return found
 
 
 def declare() -> None:
@@ -52,6 +76,9 @@ def build(name: str) -> tuple[Any, int]:
 
     torch.manual_seed(0)
     group, _, inner = name.rpartition(".")
+    if group == "timm":
+        module = importlib.import_module("timm").create_model(inner).eval()
+        return module, module.default_cfg["input_size"][-1]
     if name == "backbone.ssd_vgg16":
         return tv.detection.ssd300_vgg16(weights=None, weights_backbone=None).backbone.eval(), 300
     if group == "backbone":
@@ -122,7 +149,8 @@ def narrowed(path: Path, ratio: float) -> dict[str, Any]:
 
 
 def _brief(error: BaseException) -> str:
-    return re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:160]
+    plain = re.sub(r"\x1b\[\d*m", "", f"{type(error).__name__}: {error}")  # some exporters print in color
+    return re.sub(r"\s+", " ", plain)[:160]
 
 
 def _work(name: str, ratio: float, queue: Any) -> None:
@@ -151,10 +179,13 @@ def alone(name: str, ratio: float) -> dict[str, Any]:
 def page(data: dict[str, Any]) -> str:
     """Return the rows as a Markdown page."""
     tally = ", ".join(f"{n} {v}" for v, n in Counter(r["verdict"] for r in data["rows"]).most_common())
+    library, which = "torchvision", "models of torchvision"
+    if data["rows"][0]["model"].startswith("timm."):
+        library, which = "timm", f"families of timm (their smallest models, up to {LARGEST / 1e6:.0f} M parameters)"
     lines = [
-        "# torchvision",
+        f"# {library}",
         "",
-        "This page shows which models of torchvision can be pruned, and how much of each.",
+        f"This page shows which {which} can be pruned, and how much of each.",
         f"`bench/torchvision_coverage.py` wrote it on {data['date']}: full size, random weights, exported by",
         f"`torch.onnx.export`, narrowed at unit ratio {data['ratio']:g} without compensation, all kinds of blocks.",
         f"{tally}.",
@@ -176,6 +207,7 @@ def main() -> None:
     """Measure the missing rows, and write each to the output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--timm", action="store_true", help="timm, not torchvision")
     parser.add_argument("--only", default="")
     parser.add_argument("--page", type=Path, help="write the rows as Markdown too")
     parser.add_argument("--ratio", type=float, default=0.3)
@@ -183,7 +215,7 @@ def main() -> None:
     declare()
     rows = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out.exists() else []
     done = {r["model"] for r in rows}
-    for name in (n for n in names() if args.only in n and n not in done):
+    for name in (n for n in (smallest() if args.timm else names()) if args.only in n and n not in done):
         found = alone(name, args.ratio)
         rows.append(found)
         print(json.dumps({k: v for k, v in found.items() if k not in ("stages", "refusals")}), flush=True)
