@@ -215,7 +215,8 @@ def main() -> None:
     declare()
     rows = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out.exists() else []
     done = {r["model"] for r in rows}
-    for name in (n for n in (smallest() if args.timm else names()) if args.only in n and n not in done):
+    wanted = smallest() if args.timm else names()
+    for name in (n for n in wanted if args.only in n and n not in done):
         found = alone(name, args.ratio)
         rows.append(found)
         print(json.dumps({k: v for k, v in found.items() if k not in ("stages", "refusals")}), flush=True)
