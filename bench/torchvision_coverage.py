@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import multiprocessing
 import re
@@ -77,7 +76,9 @@ def build(name: str) -> tuple[Any, int]:
     torch.manual_seed(0)
     group, _, inner = name.rpartition(".")
     if group == "timm":
-        module = importlib.import_module("timm").create_model(inner).eval()
+        import timm
+
+        module = timm.create_model(inner).eval()
         return module, module.default_cfg["input_size"][-1]
     if name == "backbone.ssd_vgg16":
         return tv.detection.ssd300_vgg16(weights=None, weights_backbone=None).backbone.eval(), 300
