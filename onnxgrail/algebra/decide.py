@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from onnxgrail.algebra.fit.compensate import COMPENSATORS, Compensator
 from onnxgrail.algebra.fit.compensate.plain import Plain
-from onnxgrail.algebra.method import reduce_and_compensate
+from onnxgrail.algebra.method import Methods, reduce_and_compensate, reduced
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select import selectors
 from onnxgrail.algebra.select.selectors import SELECTORS
-from onnxgrail.core import INNER, Block, Change, Floats, Recipe, Selector, View
+from onnxgrail.core import INNER, Block, BlockError, Change, Floats, Recipe, Reducer, Selector, View
 
 
 def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted: bool = False) -> Change:
@@ -27,16 +28,30 @@ def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted
         fitted: the consumers are fitted later, so that they are not compensated here.
     """
     reducer = REDUCERS[recipe.reducer]
-    change = reduce_and_compensate(
-        view,
-        kept,
-        selector=_first if view.block.ranked else selector,
-        reducer=reducer,
-        compensator=Plain(measured=False) if fitted else _compensator(recipe, view.block),
-        rng=_random(recipe, view),
-    )
+    compensator = Plain(measured=False) if fitted else _compensator(recipe, view.block)
+    change = reduce_and_compensate(view, kept, compensator=compensator, **_methods(recipe, view, selector))
     scored = reducer.needs_scores and kept < view.block.units and not view.block.ranked
     return dataclasses.replace(change, selector=selectors.taken(recipe.selector, view)) if scored else change
+
+
+def error_at(view: View, kept: int, recipe: Recipe, selector: Selector) -> float:
+    """Return the relative squared error of the consumers' outputs at one width; 0 if they are all zero.
+
+    It comes from some of the outputs if the compensator can do that, and costs less than a decision.
+    """
+    reducer = reduced(view, kept, **_methods(recipe, view, selector))
+    if kept == view.block.units:
+        return 0.0
+    compensator = _compensator(recipe, view.block)
+    brief: Callable[[View, Reducer], BlockError] | None = getattr(compensator, "error", None)  # plug-ins have none
+    error = compensator(view, reducer).error if brief is None else brief(view, reducer)
+    return (error.plain if error.compensated is None else error.compensated) or 0.0
+
+
+def _methods(recipe: Recipe, view: View, selector: Selector) -> Methods:
+    """Return how a recipe reduces the units of a block."""
+    chosen = _first if view.block.ranked else selector
+    return Methods(selector=chosen, reducer=REDUCERS[recipe.reducer], rng=_random(recipe, view))
 
 
 def scores_of(recipe: Recipe, view: View) -> Floats:

@@ -57,7 +57,7 @@ class Search:
         prepared, job, blocks: the model, the run, the blocks that may be narrowed.
         ladders: of the blocks, in order of depth.
         dense: statistics of the original model if they are available.
-        narrow: decides a block at a width; `least_harm`: see `LeastHarm`.
+        narrow: what becomes of a block at a width; `least_harm`: see `LeastHarm`.
         rungs: weights whose bits count for the size; together: see `Together`, None if losses are not measured.
     """
 
@@ -130,7 +130,8 @@ def alone(search: Search) -> dict[str, Alone]:
 
     def read(view: View) -> Alone:
         half = max(1, view.block.units // 2)
-        return error_curve(view, search.narrow), impact(search.prepared, search.recipe, search.narrow(view, half))
+        narrow = search.narrow
+        return error_curve(view, narrow.error), impact(search.prepared, search.recipe, narrow.change(view, half))
 
     found = evidence(search, read)
     return {one.name: found[one.name] for one in search.ladders}

@@ -7,7 +7,9 @@ import functools
 import sys
 from collections.abc import Mapping, Sequence
 
-from onnxgrail.algebra.decide import decided, needs_data, scores_of
+import numpy as np
+
+from onnxgrail.algebra.decide import decided, error_at, needs_data, scores_of
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.moments.curves import Narrow
 from onnxgrail.allocation.choose import simple
@@ -17,7 +19,7 @@ from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.beginnings import Beginnings
 from onnxgrail.calibration.stream.dense import TOGETHER, Dense, size_of
-from onnxgrail.core import Array, Block, Change, Recipe, View
+from onnxgrail.core import Array, Block, Floats, Recipe, View
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.job import Job
@@ -53,13 +55,16 @@ def dense_of(prepared: Prepared, job: Job, blocks: Sequence[Block], files: Stats
 
 
 def narrow_of(recipe: Recipe) -> Narrow:
-    """Return a function that decides a block at any width; the scores of its units are computed once."""
+    """Return what decides a block at any width; the scores of its units are computed once."""
     scores = functools.lru_cache(maxsize=1)(functools.partial(scores_of, recipe))
 
-    def narrow(view: View, kept: int) -> Change:
-        return decided(view, kept, recipe, lambda one, _: scores(one))
+    def selector(view: View, _: np.random.Generator) -> Floats:
+        return scores(view)
 
-    return narrow
+    return Narrow(
+        change=functools.partial(decided, recipe=recipe, selector=selector),
+        error=functools.partial(error_at, recipe=recipe, selector=selector),
+    )
 
 
 def _settled(run: Run, blocks: Sequence[Block], beginnings: Beginnings | None = None) -> Ledger:

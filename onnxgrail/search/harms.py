@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrail.algebra.moments.curves import Narrow, error_of
+from onnxgrail.algebra.moments.curves import Narrow
 from onnxgrail.allocation.ladders import Ladder
 from onnxgrail.core import Change, Floats, View
 
@@ -23,7 +22,6 @@ FIRST = 2  # level that is tried first
 LEAP = 3  # levels to the next trial
 TRIALS = 3  # most trials of a block around a limit
 TWICE, DEEPER = 2, 2.0  # trials near a share, the second one with that part of the width
-HELD = 2**28  # bytes of new weights of a block, at all levels, that stay in memory
 HALF = 0.5  # least width at which a block is tried with fits, as a share of its units
 POWERS = {"classes": 2.0, "scores": 2.0, "sequences": 2.0, "text": 2.0}
 """Powers of the losses that add up over blocks, by kind of output; 1 for others.
@@ -121,7 +119,7 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near
     Args:
         view: the block, with second moments.
         ladder: its widths.
-        narrow: decides it at a width.
+        narrow: what becomes of it at a width.
         trial: measures the model with that change.
         near: where losses matter.
         cost: of the model with the block at a width.
@@ -129,12 +127,12 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near
     levels = levels_of(ladder, SHARES)
     if not levels:
         return Harm(ladder.name, ladder.units, "", (), (), ())
-    errors, held = _at(levels, functools.partial(narrow, view))
+    errors = np.maximum.accumulate(np.clip([narrow.error(view, width) for width in levels], 0.0, 1.0))
     tried: dict[int, float] = {}
     kind = ""
     paying = _paying(levels, ladder.units, cost)
     while (place := near.next(paying, ladder.units, tried)) is not None:
-        tried[place], kind = trial(held.get(place) or narrow(view, levels[place]))
+        tried[place], kind = trial(narrow.change(view, levels[place]))
     every = levels_of(ladder)
     roots = np.interp(-np.array(every), [-ladder.units, *(-width for width in levels)], [0.0, *np.sqrt(errors)])
     losses = _between(
@@ -152,18 +150,6 @@ def _paying(levels: Sequence[int], units: int, cost: Callable[[int], float]) -> 
         if now < least - LEAST * whole:
             least, found[number] = now, width
     return found or dict(enumerate(levels))
-
-
-def _at(levels: Sequence[int], narrow: Callable[[int], Change]) -> tuple[Floats, dict[int, Change]]:
-    """Return the errors at all levels, and the changes for which there is room: a stream has weights in all layers."""
-    errors, held, room = list[float](), dict[int, Change](), HELD
-    for place, width in enumerate(levels):
-        change = narrow(width)
-        errors.append(error_of(change))
-        room -= sum(numbers.nbytes for _, numbers in change.weights)
-        if room >= 0:
-            held[place] = change
-    return np.maximum.accumulate(np.clip(errors, 0.0, 1.0)), held
 
 
 def _between(errors: Floats, tried: dict[int, float], power: float) -> Floats:

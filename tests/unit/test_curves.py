@@ -10,12 +10,12 @@ from onnxgrail.algebra.method import reduce_and_compensate
 from onnxgrail.algebra.moments.curves import error_curve, fluctuation
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
-from onnxgrail.core import Change, View
+from onnxgrail.core import View
 from tests.unit.algebra_builders import mlp, view_of
 
 
-def narrow(view: View, kept: int, compensate: str = "grail") -> Change:
-    return reduce_and_compensate(
+def error_at(view: View, kept: int, compensate: str = "grail") -> float:
+    change = reduce_and_compensate(
         view,
         kept,
         selector=SELECTORS["wanda"],
@@ -23,32 +23,32 @@ def narrow(view: View, kept: int, compensate: str = "grail") -> Change:
         compensator=COMPENSATORS[compensate],
         rng=np.random.default_rng(0),
     )
+    measured = change.error.compensated if compensate == "grail" else change.error.plain
+    return measured or 0.0
 
 
 @pytest.mark.parametrize("compensate", ["grail", "none"])
 def test_the_curve_falls_from_one_to_zero_through_measured_errors(compensate: str) -> None:
     view = mlp(np.random.default_rng(0), units=32, rows=200)
-    curve = error_curve(view, lambda v, k: narrow(v, k, compensate))
+    curve = error_curve(view, lambda v, k: error_at(v, k, compensate))
     assert curve.shape == (33,)
     assert (curve[0], curve[-1]) == (1.0, 0.0)
     assert (np.diff(curve) <= 1e-12).all()
     for kept in (8, 16, 24):
-        error = narrow(view, kept, compensate).error
-        measured = error.compensated if compensate == "grail" else error.plain
-        assert measured is not None
-        assert curve[kept] >= min(measured, 1.0) - 1e-12  # more only where the measured errors rise
-    assert error_curve(view, narrow)[16] < 1.0
+        measured = min(error_at(view, kept, compensate), 1.0)
+        assert curve[kept] >= measured - 1e-12  # more only where the measured errors rise
+    assert error_curve(view, error_at)[16] < 1.0
 
 
 def test_a_block_of_two_units_has_a_curve() -> None:
-    assert error_curve(mlp(np.random.default_rng(0), units=2), narrow).shape == (3,)
+    assert error_curve(mlp(np.random.default_rng(0), units=2), error_at).shape == (3,)
 
 
 def test_silent_consumers_make_no_error() -> None:
     view = mlp(np.random.default_rng(0), units=8)
     quiet = view_of([("producer", np.ones((8, 1, 3))), ("consumer", np.zeros((8, 1, 2)))], [np.ones((20, 8))])
-    assert error_curve(quiet, narrow)[1:].max() == 0.0
-    assert error_curve(view, narrow)[1:].max() > 0.0
+    assert error_curve(quiet, error_at)[1:].max() == 0.0
+    assert error_curve(view, error_at)[1:].max() > 0.0
 
 
 def test_scores_are_z_scores_of_variance_times_weight() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from onnxgrail.algebra.moments.curves import Narrow
 from onnxgrail.allocation.found import Candidate, Found, Judged, found_of
 from onnxgrail.allocation.ladders import Ladder
 from onnxgrail.calibration.feeds.batches import Batches
-from onnxgrail.core import Block, BlockError, Change, Floats, Reducer, View
+from onnxgrail.core import Block, Change, Floats, Reducer, View
 from onnxgrail.report.notes import little
 from onnxgrail.search import trials
 from onnxgrail.search.bisect import Seek, cheaper, farthest
@@ -184,13 +185,20 @@ def view() -> View:
     return View(block=block, weights=(), stats=())
 
 
+def narrow(error: Callable[[int], float]) -> Narrow:
+    def change(view: View, width: int) -> Change:
+        return Change(block=view.block, reducer=Reducer(kept=np.arange(width)))
+
+    return Narrow(change, lambda _, width: error(width))
+
+
+def gone(width: int) -> float:
+    return ((64 - width) / 64) ** 2
+
+
 @pytest.mark.parametrize(("kind", "power"), [("classes", 2.0), ("scores", 2.0), ("values", 1.0), ("tokens", 1.0)])
 @pytest.mark.parametrize("scale", [1e-3, 0.1, 3.0])
 def test_losses_between_trials_follow_the_errors_of_the_consumers(kind: str, power: float, scale: float) -> None:
-    def narrow(view: View, width: int) -> Change:
-        error = BlockError(plain=1.0, compensated=((64 - width) / 64) ** 2)
-        return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
-
     def loss(width: int) -> float:
         return min(1.0, scale * ((64 - width) / 64) ** (2 / power))
 
@@ -200,7 +208,7 @@ def test_losses_between_trials_follow_the_errors_of_the_consumers(kind: str, pow
         tried.append(len(change.reducer.kept))
         return loss(tried[-1]), kind
 
-    found = harm_of(view(), Ladder("b", 64, 8), narrow, trial, Near(limit=0.02), float)
+    found = harm_of(view(), Ladder("b", 64, 8), narrow(gone), trial, Near(limit=0.02), float)
     assert found.levels == levels_of(Ladder("b", 64, 8))
     assert 1 <= len(tried) <= 3
     np.testing.assert_allclose(found.losses, [loss(width) for width in found.levels], rtol=1e-6)
@@ -208,14 +216,10 @@ def test_losses_between_trials_follow_the_errors_of_the_consumers(kind: str, pow
 
 
 def test_blocks_whose_error_is_zero_cost_nothing() -> None:
-    def narrow(view: View, width: int) -> Change:
-        error = BlockError(plain=0.0 if width >= 32 else 0.5)
-        return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
-
     found = harm_of(
         view(),
         Ladder("b", 64, 1),
-        narrow,
+        narrow(lambda width: 0.0 if width >= 32 else 0.5),
         lambda c: (0.0 if len(c.reducer.kept) >= 32 else 0.2, ""),
         Near(limit=0.02),
         float,
@@ -258,22 +262,16 @@ def test_a_search_that_saves_little_says_so(cost: float, minimize: str, kind: st
 
 @pytest.mark.parametrize(("near", "wanted"), [(Near(share=0.25), [48, 24]), (Near(share=0.5), [32, 16])])
 def test_near_a_share_a_block_is_tried_there_and_with_half_of_the_width(near: Near, wanted: list[int]) -> None:
-    def narrow(view: View, width: int) -> Change:
-        error = BlockError(plain=((64 - width) / 64) ** 2)
-        return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
-
     tried: list[int] = []
-    harm_of(view(), Ladder("b", 64, 8), narrow, lambda c: (tried.append(len(c.reducer.kept)) or 0.1, ""), near, float)  # type: ignore[func-returns-value]
+    harm_of(
+        view(), Ladder("b", 64, 8), narrow(gone), lambda c: (tried.append(len(c.reducer.kept)) or 0.1, ""), near, float
+    )  # type: ignore[func-returns-value]
     assert tried == wanted
 
 
 @pytest.mark.parametrize(("loss", "wanted"), [(0.1, [48]), (0.001, [48, 32, 16])])
 def test_a_width_is_tried_only_if_it_costs_less_than_wider_ones(loss: float, wanted: list[int]) -> None:
     """Kernels compute whole blocks of 16 channels, and 40 take even longer than 64."""
-
-    def narrow(view: View, width: int) -> Change:
-        error = BlockError(plain=((64 - width) / 64) ** 2)
-        return Change(block=view.block, reducer=Reducer(kept=np.arange(width)), error=error)
 
     def cost(width: int) -> float:
         return 70.0 if width == 40 else -(-width // 16) * 16.0
@@ -284,11 +282,11 @@ def test_a_width_is_tried_only_if_it_costs_less_than_wider_ones(loss: float, wan
         tried.append(len(change.reducer.kept))
         return loss, "values"
 
-    found = harm_of(view(), Ladder("b", 64, 8), narrow, trial, Near(limit=0.02), cost)
+    found = harm_of(view(), Ladder("b", 64, 8), narrow(gone), trial, Near(limit=0.02), cost)
     assert tried == wanted
     assert found.levels == levels_of(Ladder("b", 64, 8))  # others have a loss, too: beside narrower blocks they may pay
     tried.clear()
-    harm_of(view(), Ladder("b", 64, 8), narrow, trial, Near(limit=0.02), lambda width: 64.0)
+    harm_of(view(), Ladder("b", 64, 8), narrow(gone), trial, Near(limit=0.02), lambda width: 64.0)
     assert tried[0] == 56
 
 

@@ -16,6 +16,7 @@ from onnxgrail.algebra.solve.ridge import ridge_solve
 from onnxgrail.core import BlockError, Bools, Floats, Ints, Probe, Reducer, Slot, Stats, View
 from onnxgrail.errors import UsageError
 
+SOME = 128  # outputs of layers that an error is computed from where no weights are needed
 HALF = 512  # rows of half a symmetric matrix from which its halves are multiplied apart
 
 
@@ -103,8 +104,13 @@ def columns_of(slot: Slot, weight: Floats, probe: Probe) -> Floats:
     return weight.reshape(probe.width, -1)
 
 
-def normals(view: View, reducer: Reducer) -> list[Normal | RowSpace]:
+def normals(view: View, reducer: Reducer, *, brief: bool = False) -> list[Normal | RowSpace]:
     """Compute the normal equations of the narrowed consumers, one per probe that has consumers.
+
+    Args:
+        view: the block, with second moments.
+        reducer: maps its units.
+        brief: take about `SOME` of the outputs, for their errors alone.
 
     Raises:
         UsageError: the view carries no second moments.
@@ -115,7 +121,24 @@ def normals(view: View, reducer: Reducer) -> list[Normal | RowSpace]:
             place = probe_number(view, slot)
             columns = columns_of(slot, view.weights[number], view.block.probes[place])
             consumers.setdefault(place, []).append((number, columns))
-    return [_normal(view.block.units, view.stats[place], reducer, parts) for place, parts in consumers.items()]
+    chosen = {place: _some(parts) if brief else parts for place, parts in consumers.items()}
+    return [_normal(view.block.units, view.stats[place], reducer, parts) for place, parts in chosen.items()]
+
+
+def _some(parts: list[tuple[int, Floats]]) -> list[tuple[int, Floats]]:
+    """Return some columns of each consumer, scaled so that their squares stand for all of them."""
+    share = SOME / max(sum(part.shape[1] for _, part in parts), 1)
+    counts = [max(round(part.shape[1] * share), 1) for _, part in parts]
+    return [(number, _spread(part, count)) for (number, part), count in zip(parts, counts, strict=True)]
+
+
+def _spread(columns: Floats, count: int) -> Floats:
+    """Return so many columns, evenly spread and scaled; all as they are if there are no more."""
+    width = columns.shape[1]
+    if count >= width:
+        return columns
+    some = np.linspace(0, width - 1, count).round().astype(int)
+    return np.asarray(columns[:, some] * np.sqrt(width / count))
 
 
 def _normal(units: int, stats: Stats, reducer: Reducer, parts: list[tuple[int, Floats]]) -> Normal | RowSpace:

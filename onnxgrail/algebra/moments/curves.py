@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,18 +12,32 @@ from onnxgrail.algebra.select.selectors.flap import metric_of
 from onnxgrail.core import Change, Floats, View
 
 SHARES = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-Narrow = Callable[[View, int], Change]
+Error = Callable[[View, int], float]
+"""Returns the relative squared error of the consumers' outputs at a width."""
 
 
-def error_curve(view: View, narrow: Narrow) -> Floats:
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """What becomes of a block at any width.
+
+    Attributes:
+        change: decides it.
+        error: see `Error`; cheaper than a decision.
+    """
+
+    change: Callable[[View, int], Change]
+    error: Error
+
+
+def error_curve(view: View, error: Error) -> Floats:
     """Compute the relative squared error of the consumers' outputs when k units are kept, for k = 0 ... u, (u + 1,).
 
-    Measured on the calibration rows at a few widths, with the selection and compensation of `narrow`, and interpolated
-    between them; never growing with k; 1 at k = 0 and 0 at k = u.
+    Measured on the calibration rows at a few widths, and interpolated between them; never growing with k; 1 at k = 0
+    and 0 at k = u.
     """
     units = view.block.units
     widths = widths_measured(units)[1:-1]
-    known = [(0, 1.0), *((k, error_of(narrow(view, k))) for k in widths), (units, 0.0)]
+    known = [(0, 1.0), *((k, error(view, k)) for k in widths), (units, 0.0)]
     values = np.maximum.accumulate(np.clip([e for _, e in known], 0.0, 1.0)[::-1])[::-1]
     return np.asarray(np.interp(np.arange(units + 1), [k for k, _ in known], values))
 
@@ -30,12 +45,6 @@ def error_curve(view: View, narrow: Narrow) -> Floats:
 def widths_measured(units: int) -> list[int]:
     """Return the widths at which an error curve is not interpolated, including 0 and `units`."""
     return [0, *sorted({max(1, round(share * units)) for share in SHARES} - {units}), units]
-
-
-def error_of(change: Change) -> float:
-    """Return the relative squared error of the consumers' outputs with the chosen weights; 0 if they are all zero."""
-    error = change.error.plain if change.error.compensated is None else change.error.compensated
-    return 0.0 if error is None else error
 
 
 def fluctuation(view: View) -> Floats:

@@ -13,7 +13,7 @@ from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.rotate.basis import Rotatable
 from onnxgrail.narrowing.forecast.work import Work, of_grail, of_weights
 from onnxgrail.search import trials
-from onnxgrail.search.harms import HELD, SHARES, Near
+from onnxgrail.search.harms import SHARES, Near
 from onnxgrail.search.within import PATIENCE
 
 HALF = 0.5  # of the network is run for a trial of a single block, which has half of its units on average
@@ -54,7 +54,6 @@ def of_search(
 
 
 def searched_bytes(prepared: Prepared, blocks: Sequence[Block], found: Rotatable | None) -> int:
-    """Return the bytes that a search holds besides: statistics, new weights at all widths, weights at streams."""
-    weights = weight_bytes(prepared.model)
-    changes = min(HELD, 2 * len(SHARES) * weights)  # in float64
-    return sum(map(size_of, blocks)) + changes + (2 * READ * weights if found is not None and found.streams else 0)
+    """Return the bytes that a search holds besides: statistics, and weights at streams in float64."""
+    streams = found is not None and found.streams
+    return sum(map(size_of, blocks)) + (2 * READ * weight_bytes(prepared.model) if streams else 0)

@@ -69,6 +69,13 @@ class Grail:
         outcome = _outcome(fits, sum(len(system.parts) for system in systems))
         return _change(view, reducer, weights, outcome, block_error(systems, [one.after for one in fits]))
 
+    def error(self, view: View, reducer: Reducer) -> BlockError:
+        """Compute the errors alone, from some outputs of the consumers."""
+        if not view.stats or _fault(view):
+            return BlockError()
+        systems = normals(view, reducer, brief=True)
+        return block_error(systems, [fit(system, self.alpha).after for system in systems])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fit:

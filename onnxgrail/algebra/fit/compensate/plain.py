@@ -29,3 +29,7 @@ class Plain:
         error = block_error(normals(view, reducer)) if view.stats and self.measured else BlockError()
         weights = tuple(plain_weights(view, reducer).items())
         return Change(block=view.block, reducer=reducer, weights=weights, error=error)
+
+    def error(self, view: View, reducer: Reducer) -> BlockError:
+        """Compute the errors alone, from some outputs of the consumers."""
+        return block_error(normals(view, reducer, brief=True)) if view.stats else BlockError()
