@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
@@ -118,8 +118,8 @@ def schedule_near(task: Task, parts: Parts | None = None) -> Ideal:
     return schedule_of(paths_within(task, parts=parts).without())
 
 
-def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Floats]:
-    """Return the loss per sample of candidates that are decided and fitted on a part of the data, without these.
+def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> Generator[Floats, None, None]:
+    """Yield the loss per sample of candidates that are decided and fitted on a part of the data, without these.
 
     Their weights have the bits that stand among the widths.
     """
@@ -131,11 +131,9 @@ def losses_of(task: Task, candidates: Sequence[Widths], parts: Parts) -> list[Fl
             fit = functools.partial(task.made, parts.fitted, widths), parts.judges
             return np.asarray(task.loss(judge, fit).values, np.float64)
 
-        found = []
         for widths in candidates:
-            found.append(steps.once(f"compared {key_of(widths)}", functools.partial(losses, widths), LOSSES))
+            yield steps.once(f"compared {key_of(widths)}", functools.partial(losses, widths), LOSSES)
             tick()
-    return found
 
 
 def _alone(task: Task, content: Content, tick: Tick) -> list[Harm]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +131,21 @@ def test_measured_losses_beat_equal_shares(tmp_path: Path) -> None:
     assert nmse["auto"] < nmse["uniform"] / 1.5
 
 
-@pytest.mark.parametrize("best", [0, 1, 2], ids=["path", "between", "even"])
-def test_the_candidate_that_loses_least_is_taken(best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few samples are held out, so half of the others judges, too, and the fits of the candidates do without it."""
-    judged: list[list[Any]] = []
+@pytest.mark.parametrize(
+    ("case", "best", "count"), [(0, 0, 3), (1, 1, 3), (2, 2, 3), (3, 0, 2)], ids=["path", "between", "even", "worse"]
+)
+def test_the_candidate_that_loses_least_is_taken(
+    case: int, best: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few samples are held out, so half of the others judges, too, and the fits of the candidates do without it.
 
-    def losses(task: Any, candidates: Any, parts: Any) -> list[Floats]:
-        real = losses_of(task, candidates, parts)
+    Equal shares are not judged where widths halfway to them lose more.
+    """
+    judged: list[list[Any]] = []
+    asked: list[Floats] = []
+
+    def losses(task: Any, candidates: Any, parts: Any) -> Iterator[Floats]:
+        real = list(losses_of(task, candidates, parts))
         both = parts.fitted.batches, parts.batches
         fitted, judges = ([len(next(iter(feed.values()))) for feed in part] for part in both)
         assert [one.size for one in real] == [sum(judges)] * 3
@@ -146,11 +155,20 @@ def test_the_candidate_that_loses_least_is_taken(best: int, tmp_path: Path, monk
         judged.append(list(candidates))
         clear, chance = (np.linspace(-1.0, most, real[0].size) for most in (2.0, 1.2))
         nothing = np.zeros(real[0].size)
-        return [[chance, nothing, chance], [clear, nothing, nothing], [clear, nothing, -clear]][best]
+        every = [
+            [chance, nothing, chance],
+            [clear, nothing, nothing],
+            [clear, nothing, -clear],
+            [nothing, clear, -clear],
+        ]
+        for one in every[case]:
+            asked.append(one)
+            yield one
 
     monkeypatch.setattr(measuring, "losses_of", losses)
     found = onnxgrail.compress(DIGITS.model, tmp_path / "o.onnx", data=DIGITS.calibration, ratio=0.3, samples=64)
     (candidates,) = judged
+    assert len(asked) == count
     assert len({tuple(one.items()) for one in candidates}) == 3
     assert dict(found.report.data["recipe"])["allocate"] == "auto"
     widths = {block["name"]: block["kept"] for block in found.report.data["blocks"]}

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 
@@ -51,8 +52,8 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
     """Return the schedule that loses least where a cost is within a limit; see `LeastHarm`.
 
     The path of least harm adds up the losses of single blocks, which misleads where blocks depend on each other. So
-    equal shares, and widths halfway to them, are decided, fitted and judged, too, and the best of those that lose less
-    are taken.
+    widths halfway to equal shares are decided, fitted and judged, too, and equal shares if those lose less. The best of
+    what loses less than the path is taken.
     """
     ladders = search.ladders
 
@@ -71,8 +72,11 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
     found = [widths(ideal) for ideal in ways]
     if parts is None or found[0] == found[1]:
         return path
-    losses = losses_of(task, found, parts)
-    less = [number for number in (1, 2) if _less(losses[0], losses[number])]
+    with closing(losses_of(task, found, parts)) as judged:
+        losses = [next(judged), next(judged)]
+        if losses[1].mean() < losses[0].mean():
+            losses.append(next(judged))
+    less = [number for number in range(1, len(losses)) if _less(losses[0], losses[number])]
     return ways[min(less, key=lambda number: losses[number].mean(), default=0)]
 
 
