@@ -12,7 +12,7 @@ from onnxgrail.core import Change, Reducer, Selector, View
 
 
 class Methods(TypedDict):
-    """How the units of a block are reduced.
+    """The methods that reduce the units of a block.
 
     Attributes:
         selector: scores (u,), called only if the reducer reads scores.

@@ -16,7 +16,7 @@ from onnxgrail.algebra.solve.ridge import ridge_solve
 from onnxgrail.core import BlockError, Bools, Floats, Ints, Probe, Reducer, Slot, Stats, View
 from onnxgrail.errors import UsageError
 
-SOME = 128  # outputs of layers that an error is computed from where no weights are needed
+SOME, LEAST = 128, 16  # outputs of all consumers, and of each, that an error is computed from if no weights are needed
 HALF = 512  # rows of half a symmetric matrix from which its halves are multiplied apart
 
 
@@ -128,7 +128,7 @@ def normals(view: View, reducer: Reducer, *, brief: bool = False) -> list[Normal
 def _some(parts: list[tuple[int, Floats]]) -> list[tuple[int, Floats]]:
     """Return some columns of each consumer, scaled so that their squares stand for all of them."""
     share = SOME / max(sum(part.shape[1] for _, part in parts), 1)
-    counts = [max(round(part.shape[1] * share), 1) for _, part in parts]
+    counts = [max(round(part.shape[1] * share), LEAST) for _, part in parts]
     return [(number, _spread(part, count)) for (number, part), count in zip(parts, counts, strict=True)]
 
 

@@ -18,10 +18,10 @@ Error = Callable[[View, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """What becomes of a block at any width.
+    """The decision and the error of a block at any width.
 
     Attributes:
-        change: decides it.
+        change: decides the block.
         error: see `Error`; cheaper than a decision.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from onnxgrail.algebra.fit.normal import SOME
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import size_of
 from onnxgrail.core import Block, Recipe
@@ -27,8 +28,8 @@ def of_search(
 ) -> Work:
     """Return the work of a search for widths.
 
-    Single blocks are decided at several widths and tried, a few are tried with fits, and candidates are decided, fitted
-    and judged. What the original computes is known after the first candidate.
+    Errors of single blocks are computed at several widths and a few of these tried, a few blocks are tried with fits,
+    and candidates are decided, fitted and judged. What the original computes is known after the first candidate.
 
     Args:
         prepared: the model and its data.
@@ -46,7 +47,8 @@ def of_search(
     judged = trials.judged_macs(prepared)
     each = HALF + (judged - macs) / macs
     alone = Work(passes=count * each * trials.wanted(prepared.batches.samples, judged, count) / samples, steps=count)
-    widths = sum((of_grail(prepared, recipe, block, HALF) for block in others), Work()) * len(SHARES)
+    errors = sum((of_grail(prepared, recipe, block, HALF, SOME) for block in others), Work()) * len(SHARES)
+    widths = errors + sum((of_grail(prepared, recipe, block, HALF) for block in others), Work()) * near.trials
     streams = Work(solves=0.0 if found is None else of_weights(prepared, found) * len(SHARES))
     tries = WAYS if recipe.max_loss is None else PATIENCE[recipe.effort].tries
     again = replace(plain, passes=1.0 + prepared.judges.samples / samples)

@@ -98,15 +98,18 @@ def of_weights(prepared: Prepared, found: Rotatable) -> float:
     return sum(2.0 * math.prod(shapes.get(slot.value.name or "", ())) * stream.width for slot, stream in slots)
 
 
-def of_grail(prepared: Prepared, recipe: Recipe, block: Block, left: float) -> Work:
-    """Return the work of GRAIL's weights of the consumers of a block of which a share of the units is left."""
+def of_grail(prepared: Prepared, recipe: Recipe, block: Block, left: float, most: float = math.inf) -> Work:
+    """Return the work of GRAIL's weights of the consumers of a block of which a share of the units is left.
+
+    `most` are the outputs that are solved for.
+    """
     if recipe.compensate == "none":
         return Work()
     shapes, work = prepared.survey.facts.shapes, Work()
     weights = sum(math.prod(shapes[slot.initializer]) for slot in block.slots if slot.role == "consumer")
     for probe in block.probes:
         rows, width, kept = _rows(prepared, probe), probe.width, left * probe.width
-        outputs, gone = weights / max(width * len(block.probes), 1), (1 - left) * probe.width
+        outputs, gone = min(weights / max(width * len(block.probes), 1), most), (1 - left) * probe.width
         if few_rows(recipe, block, prepared):
             sums = 2 * rows * (width + kept) * outputs + rows**2 * kept
             work += Work(sums=sums, solves=rows**3 / 3 + 2 * rows**2 * outputs)
