@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxgrail.algebra.fit.compensate import COMPENSATORS, Compensator
 from onnxgrail.algebra.fit.compensate.plain import Plain
-from onnxgrail.algebra.method import Methods, reduce_and_compensate, reduced
+from onnxgrail.algebra.method import reduce_and_compensate, reduced
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select import selectors
 from onnxgrail.algebra.select.selectors import SELECTORS
@@ -28,8 +28,14 @@ def decided(view: View, kept: int, recipe: Recipe, selector: Selector, *, fitted
         fitted: the consumers are fitted later, so that they are not compensated here.
     """
     reducer = REDUCERS[recipe.reducer]
-    compensator = Plain(measured=False) if fitted else _compensator(recipe, view.block)
-    change = reduce_and_compensate(view, kept, compensator=compensator, **_methods(recipe, view, selector))
+    change = reduce_and_compensate(
+        view,
+        kept,
+        selector=_selector(view, selector),
+        reducer=reducer,
+        compensator=Plain(measured=False) if fitted else _compensator(recipe, view.block),
+        rng=_random(recipe, view),
+    )
     scored = reducer.needs_scores and kept < view.block.units and not view.block.ranked
     return dataclasses.replace(change, selector=selectors.taken(recipe.selector, view)) if scored else change
 
@@ -39,19 +45,14 @@ def error_at(view: View, kept: int, recipe: Recipe, selector: Selector) -> float
 
     It comes from some of the outputs if the compensator can do that, and costs less than a decision.
     """
-    reducer = reduced(view, kept, **_methods(recipe, view, selector))
+    factory, rng = REDUCERS[recipe.reducer], _random(recipe, view)
+    reducer = reduced(view, kept, selector=_selector(view, selector), reducer=factory, rng=rng)
     if kept == view.block.units:
         return 0.0
     compensator = _compensator(recipe, view.block)
     brief: Callable[[View, Reducer], BlockError] | None = getattr(compensator, "error", None)  # plug-ins have none
     error = compensator(view, reducer).error if brief is None else brief(view, reducer)
     return (error.plain if error.compensated is None else error.compensated) or 0.0
-
-
-def _methods(recipe: Recipe, view: View, selector: Selector) -> Methods:
-    """Return how a recipe reduces the units of a block."""
-    chosen = _first if view.block.ranked else selector
-    return Methods(selector=chosen, reducer=REDUCERS[recipe.reducer], rng=_random(recipe, view))
 
 
 def scores_of(recipe: Recipe, view: View) -> Floats:
@@ -61,6 +62,11 @@ def scores_of(recipe: Recipe, view: View) -> Floats:
 
 def _random(recipe: Recipe, view: View) -> np.random.Generator:
     return np.random.default_rng((recipe.seed, int(view.block.ids[0])))
+
+
+def _selector(view: View, selector: Selector) -> Selector:
+    """Return what scores the units of a block: their order if it is in a basis of its own."""
+    return _first if view.block.ranked else selector
 
 
 def _first(view: View, rng: np.random.Generator) -> Floats:  # noqa: ARG001  the interface of a selector

@@ -263,9 +263,12 @@ def test_a_search_that_saves_little_says_so(cost: float, minimize: str, kind: st
 @pytest.mark.parametrize(("near", "wanted"), [(Near(share=0.25), [48, 24]), (Near(share=0.5), [32, 16])])
 def test_near_a_share_a_block_is_tried_there_and_with_half_of_the_width(near: Near, wanted: list[int]) -> None:
     tried: list[int] = []
-    harm_of(
-        view(), Ladder("b", 64, 8), narrow(gone), lambda c: (tried.append(len(c.reducer.kept)) or 0.1, ""), near, float
-    )  # type: ignore[func-returns-value]
+
+    def trial(change: Change) -> tuple[float, str]:
+        tried.append(len(change.reducer.kept))
+        return 0.1, ""
+
+    harm_of(view(), Ladder("b", 64, 8), narrow(gone), trial, near, float)
     assert tried == wanted
 
 

@@ -47,8 +47,10 @@ def of_search(
     judged = trials.judged_macs(prepared)
     each = HALF + (judged - macs) / macs
     alone = Work(passes=count * each * trials.wanted(prepared.batches.samples, judged, count) / samples, steps=count)
-    errors = sum((of_grail(prepared, recipe, block, HALF, SOME) for block in others), Work()) * len(SHARES)
-    widths = errors + sum((of_grail(prepared, recipe, block, HALF) for block in others), Work()) * near.trials
+    widths = Work()
+    for block in others:
+        widths += of_grail(prepared, recipe, block, HALF, SOME) * len(SHARES)
+        widths += of_grail(prepared, recipe, block, HALF) * near.trials
     streams = Work(solves=0.0 if found is None else of_weights(prepared, found) * len(SHARES))
     tries = WAYS if recipe.max_loss is None else PATIENCE[recipe.effort].tries
     again = replace(plain, passes=1.0 + prepared.judges.samples / samples)

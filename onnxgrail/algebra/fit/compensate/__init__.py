@@ -10,7 +10,10 @@ from onnxgrail.core import Change, Reducer, View
 
 
 class Compensator(Protocol):
-    """A compensator turns a reducer into new weights; `needs_data` is True if it needs `view.stats`."""
+    """A compensator turns a reducer into new weights; `needs_data` is True if it needs `view.stats`.
+
+    With a method `error(view, reducer)`, it gives the `BlockError` at less cost than with new weights, for searches.
+    """
 
     needs_data: ClassVar[bool]
 
