@@ -109,12 +109,12 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[st
             lost = gone(one, some)
             shares[kind] = {"params": lost[0] / max(params, 1), "macs": lost[1] / max(macs, 1)}
     usual = selection.selected(every.survey.blocks, Recipe())  # the default choice of `compress`
-    predicted = []
+    predicted, full = [], size - prepared.unread.nbytes
     for ratio in RATIOS:
         lost = gone(every, by_ratio(every, usual, ratio, recipe.round_to))
         left = {"params": params - lost[0], "macs": (macs - lost[1]) // prepared.samples}
         # Unknown if the weights are not stored at full size.
-        predicted.append({"ratio": ratio, **left, "bytes": size - lost[2] if lost[2] < size else None})
+        predicted.append({"ratio": ratio, **left, "bytes": full - lost[2] if lost[2] < full else None})
     return Inspection(
         path=str(path),
         params=params,
@@ -124,7 +124,9 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[st
         refusals=located(prepared.model, tuple(dict.fromkeys([*prepared.survey.refusals, *kept_whole(forms["qk"])]))),
         shares=shares,
         predicted=tuple(predicted),
-        notes=tuple(note for note in [unlisted_text(prepared.unlisted), maps_text(prepared.model)] if note),
+        notes=tuple(
+            note for note in [unlisted_text(prepared.unlisted), str(prepared.unread), maps_text(prepared.model)] if note
+        ),
     )
 
 

@@ -56,6 +56,7 @@ def notes_of(
         _interface(ports, decision),
         *map(str, prepared.trimmed),
         unlisted_text(prepared.unlisted),
+        str(prepared.unread),
         maps_text(prepared.model),
         listed_text(slim) if slim is not None else "",
         decision.allocation.note,

@@ -53,6 +53,8 @@ def beside(model: ir.Model) -> Iterator[dict[str, Array]]:
             tensor = tensors[name]
             if tensor is None or isinstance(tensor, ir.ExternalTensor) or value.is_graph_input() or in_branch(value):
                 continue
+            if not value.uses() and not value.is_graph_output():  # the runtime drops these, and then refuses an array
+                continue
             if tensor.dtype in PLAIN and tensor.nbytes >= LARGE:
                 weights[name] = tensor.numpy()
                 known = {**fields(tensor), "name": name}
