@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fuzz docs dist clean
+.PHONY: help demo test oldest lint fuzz docs dist clean
 
 TORCH ?=
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -17,6 +17,7 @@ help:
 	@echo "make demo   compress the embedded models and measure the result"
 	echo "make test   lint and run the tests: several minutes on 2 cores, without torch"
 	echo "make test TORCH=1   the same with torch installed, so that no test is skipped for it"
+	echo "make oldest the tests with the oldest releases that pyproject.toml allows, in a venv of its own"
 	echo "make lint   only ruff, mypy and import-linter"
 	echo "make fuzz   narrow 2000 random graphs, others in every run"
 	echo "make docs   build the pages of docs/ as a site, into build/site"
@@ -33,6 +34,15 @@ test: lint $(if $(TORCH),.venv/torch.stamp)
 	unset PYTHONDONTWRITEBYTECODE  # hundreds of tests start a process, and each would compile every module again
 	echo "running the tests: several minutes on 2 cores; tests that need torch are skipped where it is not installed" >&2
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=10
+
+oldest:
+	@rm -rf build/oldest
+	"$(PYTHON)" -m venv build/oldest
+	"$(PYTHON)" .ci/oldest.py > build/oldest/constraints.txt
+	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint build/oldest/constraints.txt \
+	  --editable '.[cpu,simplify,test]'
+	export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+	build/oldest/bin/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 fuzz: .venv/test.stamp
 	@export OMP_NUM_THREADS=1 ONNXGRAIL_FUZZ=$(GRAPHS)

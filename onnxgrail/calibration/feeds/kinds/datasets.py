@@ -247,7 +247,7 @@ class Numbers(Column):
         inner: tuple[int, ...] = ()
         if depth:
             inner = (self.length,) if self.ragged else self._inner(depth)
-        dtype = np.dtype(leaf.to_pandas_dtype())
+        dtype = _arrow().array([], leaf).to_numpy(zero_copy_only=False).dtype  # its other ways may need pandas
         # Python's floats are saved as float64, and `datasets` returns them as float32, too.
         self.rounded = dtype == np.float64 and entry is not None and entry.dtype == np.float32
         super().__init__((len(column), *inner), np.dtype(np.float32) if self.rounded else dtype)

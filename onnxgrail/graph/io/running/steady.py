@@ -115,6 +115,7 @@ def _numbers(node: onnx.NodeProto, nodes: _Nodes, uniform: Iterator[str], known:
         return nodes.add("Add", nodes.add("Mul", first, nodes.number(high - low)), nodes.number(low))
     logarithm = nodes.add("Log", nodes.add("Add", first, nodes.number(LEAST)))
     radius = nodes.add("Sqrt", nodes.add("Mul", logarithm, nodes.number(-2.0)))
-    turned = nodes.add("Cos", nodes.add("Mul", next(uniform), nodes.number(math.tau)))
+    # A sine, since releases of ONNX Runtime up to 1.28 have no cosine of doubles.
+    turned = nodes.add("Sin", nodes.add("Mul", next(uniform), nodes.number(math.tau)))
     normal = nodes.add("Mul", nodes.add("Mul", radius, turned), nodes.number(known.get("scale", 1.0)))
     return nodes.add("Add", normal, nodes.number(known.get("mean", 0.0)))
