@@ -21,8 +21,7 @@ from onnxgrail.calibration.shapes.suiting import suited, told
 from onnxgrail.calibration.supply import drawn, ran_whole, supplied
 from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
 from onnxgrail.graph.fittable.scales import widened
-from onnxgrail.graph.flatten.direct import direct
-from onnxgrail.graph.flatten.unread import drop_unread
+from onnxgrail.graph.flatten.direct import direct, drop_unread
 from onnxgrail.graph.io.interop import from_any
 from onnxgrail.graph.io.mapped import unchanged
 from onnxgrail.graph.io.model_file import load

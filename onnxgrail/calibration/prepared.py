@@ -22,8 +22,7 @@ from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import without_pairs
 from onnxgrail.graph.cost.spare import needed, pairs_of
 from onnxgrail.graph.flatten.branches import Route, folded
-from onnxgrail.graph.flatten.direct import NOTHING, Unlisted, relisted
-from onnxgrail.graph.flatten.unread import ALL_READ, Unread
+from onnxgrail.graph.flatten.direct import ALL_READ, NOTHING, Unlisted, Unread, relisted
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.rewrite.caches import shown, without_matrices
 from onnxgrail.graph.rewrite.decisions import apply

@@ -1,4 +1,4 @@
-"""Bring what layers read to one form: weights are initializers, no inputs, and nothing is read through a copy.
+"""Bring what layers read to one form: weights are initializers, no inputs, all are read, and none through a copy.
 
 The legacy exporter of torch ties and deduplicates weights with Identity nodes, and others write one in place of each
 dropout; exporters of PaddlePaddle write weights as Constant nodes.
@@ -99,6 +99,40 @@ def listed_text(model: ir.Model) -> str:
 
 def _count(number: int) -> str:
     return "1 weight is" if number == 1 else f"{number} weights are"
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The weights that nothing reads.
+
+    Attributes:
+        weights: how many there are.
+        parameters: how many numbers they have.
+        nbytes: their size.
+    """
+
+    weights: int = 0
+    parameters: int = 0
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        if not self.weights:
+            return ""
+        what = "1 weight is" if self.weights == 1 else f"{self.weights} weights are"
+        return f"{what} left out, since nothing reads them ({self.parameters:,} parameters)"
+
+
+ALL_READ = Unread()
+
+
+def drop_unread(model: ir.Model) -> Unread:
+    """Remove the initializers of a model that no node reads, in place; inputs and outputs of the model stay."""
+    weights = model.graph.initializers
+    found = [v for v in weights.values() if not (v.uses() or v.is_graph_output() or v.is_graph_input())]
+    for value in found:
+        del weights[value.name or ""]
+    tensors = [value.const_value for value in found if value.const_value is not None]
+    return Unread(len(found), sum(tensor.size for tensor in tensors), sum(tensor.nbytes for tensor in tensors))
 
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
