@@ -21,7 +21,7 @@ from onnxgrail.calibration.shapes.suiting import suited, told
 from onnxgrail.calibration.supply import drawn, ran_whole, supplied
 from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
 from onnxgrail.graph.fittable.scales import widened
-from onnxgrail.graph.flatten.direct import direct, drop_unread
+from onnxgrail.graph.flatten.direct import direct
 from onnxgrail.graph.io.interop import from_any
 from onnxgrail.graph.io.mapped import unchanged
 from onnxgrail.graph.io.model_file import load
@@ -73,7 +73,6 @@ def prepare(
         raise UsageError("--metric needs --max-loss: without it, no loss is limited")
     with clock.stage("load"):
         model = load(from_any(source))
-        unread = drop_unread(model)
         unlisted = direct(model, keep_inputs=recipe.keep_initializer_inputs)
         whole, (model, tables, refusals) = model, trimmed(model, recipe.keep_tokens, tied=recipe.max_loss is None)
     with unchanged(model):
@@ -88,7 +87,6 @@ def prepare(
         path=path_of(source),
         model=seen.model,
         unlisted=unlisted,
-        unread=unread,
         batches=batches,
         survey=survey,
         feed=seen.feed,

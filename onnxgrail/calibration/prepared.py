@@ -22,7 +22,7 @@ from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import without_pairs
 from onnxgrail.graph.cost.spare import needed, pairs_of
 from onnxgrail.graph.flatten.branches import Route, folded
-from onnxgrail.graph.flatten.direct import ALL_READ, NOTHING, Unlisted, Unread, relisted
+from onnxgrail.graph.flatten.direct import NOTHING, Unlisted, relisted
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.rewrite.caches import shown, without_matrices
 from onnxgrail.graph.rewrite.decisions import apply
@@ -48,7 +48,6 @@ class Prepared:
         asked: the user's request for held-out samples.
         metric: the user's own loss, None for that of the outputs' kinds.
         unlisted: weights that were inputs of the graph and no longer are.
-        unread: weights that nothing reads and that are left out.
         unrotated: the model before its residual streams, tables and heads were rotated; None if they were not.
         bases: of the rotated streams, tables and heads, by name.
         again: returns the model with only some of these bases.
@@ -66,7 +65,6 @@ class Prepared:
     asked: str = AUTO
     metric: Metric | None = None
     unlisted: Unlisted = NOTHING
-    unread: Unread = ALL_READ
     routes: Mapping[Maker, Route] = field(default_factory=dict)
     unrotated: Prepared | None = None
     bases: Mapping[str, Floats] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Bring what layers read to one form: weights are initializers, no inputs, all are read, and none through a copy.
+"""Bring what layers read to one form: weights are initializers, no inputs, and nothing is read through a copy.
 
 The legacy exporter of torch ties and deduplicates weights with Identity nodes, and others write one in place of each
 dropout; exporters of PaddlePaddle write weights as Constant nodes.
@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrail.graph.attributes import written
 
 FREE = 4  # first IR version in which an initializer need not be an input
+MANY = 0.01  # share of all parameters from which on those that nothing reads are worth a word
 FEW = 8  # the most inputs with a default value that count as intended
 
 
@@ -97,42 +98,18 @@ def listed_text(model: ir.Model) -> str:
     return f"{_count(count)} still graph inputs, which keeps ONNX Runtime from folding and fusing them"
 
 
+def unread_text(model: ir.Model) -> str:
+    """Return a note about weights that no node reads; empty if they are few. They stay: the user gave them."""
+    sizes = {value: tensor.size for value in model.graph.initializers.values() if (tensor := value.const_value)}
+    unread = [value for value in sizes if not (value.uses() or value.is_graph_output() or value.is_graph_input())]
+    count = sum(sizes[value] for value in unread)
+    if count <= MANY * sum(sizes.values()):
+        return ""
+    return f"{_count(len(unread))} read by no node ({count:,} parameters): --simplify leaves them out"
+
+
 def _count(number: int) -> str:
     return "1 weight is" if number == 1 else f"{number} weights are"
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """The weights that nothing reads.
-
-    Attributes:
-        weights: how many there are.
-        parameters: how many numbers they have.
-        nbytes: their size.
-    """
-
-    weights: int = 0
-    parameters: int = 0
-    nbytes: int = 0
-
-    def __str__(self) -> str:
-        if not self.weights:
-            return ""
-        what = "1 weight is" if self.weights == 1 else f"{self.weights} weights are"
-        return f"{what} left out, since nothing reads them ({self.parameters:,} parameters)"
-
-
-ALL_READ = Unread()
-
-
-def drop_unread(model: ir.Model) -> Unread:
-    """Remove the initializers of a model that no node reads, in place; inputs and outputs of the model stay."""
-    weights = model.graph.initializers
-    found = [v for v in weights.values() if not (v.uses() or v.is_graph_output() or v.is_graph_input())]
-    for value in found:
-        del weights[value.name or ""]
-    tensors = [value.const_value for value in found if value.const_value is not None]
-    return Unread(len(found), sum(tensor.size for tensor in tensors), sum(tensor.nbytes for tensor in tensors))
 
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
