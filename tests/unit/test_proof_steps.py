@@ -164,7 +164,7 @@ def test_a_step_that_is_rewritten_wrongly_is_no_tie(monkeypatch: pytest.MonkeyPa
     """A step with equal inputs and different outputs is wrong: rounding is not the cause."""
 
     def halved(cut: Cut) -> None:
-        cut.set_operand(1, np.array(cut.facts.values[cut.input_name(1)] / 2), "scale")
+        cut.set_operand(1, np.array(cut.facts.values[cut.input_name(1)] / 2, np.float32), "scale")
 
     monkeypatch.setitem(rule._NARROWS, ("", "QuantizeLinear"), halved)
     model = tiny(

@@ -69,7 +69,7 @@ def _saved(arrays: Sequence[Array], path: Path) -> str:
     plain = [array.astype(str) if array.dtype.kind == "O" else np.asarray(array) for array in arrays]
     if not plain or any(array.dtype.kind == "V" or not array.dtype.isbuiltin for array in plain):
         return ""
-    np.savez(path, *plain, allow_pickle=False)
+    np.savez(path, *plain)
     return str(path)
 
 
