@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# What ONNX Runtime 1.26, the oldest release that is allowed, cannot run itself (`make oldest`).
+# What the oldest releases that are allowed cannot do themselves (`make oldest`), most of it in ONNX Runtime 1.26.
 TOO_NEW = (
     "test_again.py::test_a_narrowed_model_narrows[com.microsoft.ExpandDims]",
     "test_branched.py::test_weights_in_nodes_of_the_branch_that_all_data_take_get_fewer_bits",
+    "test_elsewhere.py::test_main_commands_need_no_linux",  # NumPy 1 asks Linux for its name
+    "test_folding.py::test_ward_is_that_of_scipy[30]",
+    "test_hard_times.py::test_a_full_disk_leaves_nothing_half_written",  # NumPy 1 leaves an archive half open
     "test_naive.py::test_the_numpy_nets_are_the_onnx_nets[padded]",
     "test_naive.py::test_the_numpy_nets_are_the_onnx_nets[transformer]",
     "test_quantised.py::test_biases_follow_scales_that_grew[True-Gemm<transB=1>]",
@@ -50,10 +53,10 @@ def reason_of(longrepr: Any) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what the installed ONNX Runtime is too old for."""
+    """Skip what the installed releases are too old for."""
     for item in items if _is_old() else ():
         if item.nodeid.endswith(TOO_NEW):
-            item.add_marker(pytest.mark.skip(reason="needs ONNX Runtime 1.29"))
+            item.add_marker(pytest.mark.skip(reason="needs newer releases"))
 
 
 def _is_old() -> bool:

@@ -57,7 +57,7 @@ def on_the_first(first: Floats, second: Floats, nets: Sequence[Net]) -> Bools:
     finite = sum(cost for cost in edges.values() if math.isfinite(cost))
     shares = (cost / finite if finite else cost for cost in edges.values())
     whole = [FINEST * 2 if math.isinf(share) else round(share * FINEST) for share in shares]
-    rows, columns = np.array(list(edges), np.int32).T  # SciPy before 1.14 takes flows with these indices alone
+    rows, columns = np.array(list(edges), np.int32).T  # older releases of SciPy take flows with these alone
     size = sink + 1 + 2 * len(nets)
     capacity = csr_array((np.array(whole, np.int32), (rows, columns)), shape=(size, size))
     capacity.eliminate_zeros()
