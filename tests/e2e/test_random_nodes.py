@@ -60,3 +60,32 @@ def test_a_model_with_random_numbers_is_narrowed_within_a_loss(model: Path, data
 def test_a_model_with_random_numbers_equals_itself(model: Path, data: Array) -> None:
     found = onnxgrail.compare(model, model, data=data)
     assert found.outputs[0].max_abs == 0
+
+
+POLICY = """
+    a = MatMul(x, w1)
+    b = Add(a, b1)
+    c = Relu(b)
+    d = MatMul(c, w2)
+    e = Add(d, b2)
+    f = Relu(e)
+    chances = MatMul(f, w3)
+    action = Multinomial<sample_size = 1, dtype = 7>(chances)
+    mean = MatMul(f, wm)
+    noise = RandomNormalLike<dtype = 1>(mean)
+    force = Add(mean, noise)
+"""
+
+
+def test_a_policy_that_samples_its_actions_is_narrowed(data: Array, tmp_path: Path) -> None:
+    """Unity's ML-Agents exports such policies with opset 9."""
+    rng = np.random.default_rng(3)
+    shapes = {"w1": (64, 128), "b1": (128,), "w2": (128, 128), "b2": (128,), "w3": (128, 5), "wm": (128, 2)}
+    weights = {name: rng.normal(size=shape).astype(np.float32) / shape[0] ** 0.5 for name, shape in shapes.items()}
+    save(tiny("float[N,64] x => int64[N,1] action, float[N,2] force", POLICY, weights, opset=9), tmp_path / "m.onnx")
+    out = tmp_path / "out.onnx"
+    report = onnxgrail.compress(tmp_path / "m.onnx", out, data=data, max_loss="5%", minimize="params").report.data
+    assert report["model"]["params_after"] < 0.85 * report["model"]["params_before"]
+    assert any(note.startswith("Multinomial and RandomNormalLike drew the same numbers") for note in report["notes"])
+    action, force = onnxgrail.compare(tmp_path / "m.onnx", tmp_path / "m.onnx", data=data).outputs
+    assert (action.agreement, force.nmse) == (1, 0)

@@ -87,3 +87,26 @@ def test_files_keep_their_random_nodes() -> None:
     assert b"RandomNormalLike" in to_bytes(model, run=False)
     assert not runs_as_is(model)
     assert runs_as_is(tiny("float[N,4] x => float[N,4] y", "y = Relu(x)", {}))
+
+
+@pytest.mark.parametrize(("opset", "kind", "given"), [(9, "int32", ""), (20, "int64", ", dtype = 7")])
+def test_classes_are_drawn_by_their_chances(opset: int, kind: str, given: str) -> None:
+    body = f"y = Multinomial<sample_size = 500{given}>(x)"
+    model = tiny(f"float[N,4] x => {kind}[N,500] y", body, {}, opset=opset, ir_version=8)
+    chances = np.array([[0.1, 0.2, 0.3, 0.4], [0.97, 0.01, 0.01, 0.01]])
+    x = np.log(np.tile(chances, (20, 1)) * 7).astype(np.float32)  # the sum does not matter
+    with open_session(pack(model)) as session:
+        first, second = (session.run({"x": x})["y"] for _ in range(2))
+    assert np.array_equal(first, second)
+    assert (first.shape, first.dtype) == ((40, 500), np.dtype(kind))
+    for row, want in enumerate(chances):
+        assert np.bincount(first[row::2].ravel(), minlength=4) / 10_000 == pytest.approx(want, abs=0.02)
+    assert not np.array_equal(first[0], first[2])  # samples draw apart
+
+
+def test_a_small_change_of_the_chances_draws_mostly_the_same_classes() -> None:
+    model = tiny("float[N,4] x => int32[N,500] y", "y = Multinomial<sample_size = 500>(x)", {})
+    x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    with open_session(pack(model)) as session:
+        first, second = (session.run({"x": one})["y"] for one in (x, x + 0.01 * x[::-1]))
+    assert 0.98 < (first == second).mean() < 1

@@ -1,8 +1,8 @@
 """Let random nodes draw the same numbers in every run, so that the outputs of two models or two runs can be compared.
 
-A model draws where it samples a latent (a VAE, a voice, a diffusion model).  Each number becomes a function of its
-place and of the name of the node's output.  Nodes of a narrowed model and of a part of a model keep that name, so they
-draw the same numbers as the original.
+A model draws where it samples a latent (a VAE, a voice, a diffusion model) or an action.  Each number becomes a
+function of its place and of the name of the node's output.  Nodes of a narrowed model and of a part of a model keep
+that name, so they draw the same numbers as the original.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import onnx_ir as ir
 from onnxgrail.graph.io.soundness import bodies
 from onnxgrail.graph.trace.facts import RANDOM
 
-DRAWN = RANDOM - {"Multinomial"}
-SINCE, TYPED = 11, 15  # opsets with Range, and with CastLike
+SINCE, TYPED = 9, 15  # opsets with ConstantOfShape, and with CastLike
 TURNS = (12.9898, 43758.5453123), (78.233, 12543.8437)  # per stream, of a hash that is common in computer graphics
 LEAST = 1e-12  # of the numbers whose logarithm is taken
 
@@ -52,7 +51,7 @@ def _graph(graph: onnx.GraphProto, version: int) -> None:
 
 
 def _draws(node: ir.Node | onnx.NodeProto) -> bool:
-    return node.op_type in DRAWN and not node.domain
+    return node.op_type in RANDOM and not node.domain
 
 
 class _Nodes:
@@ -76,23 +75,46 @@ class _Nodes:
 def _made(node: onnx.NodeProto, version: int) -> list[onnx.NodeProto]:
     """Return the nodes in place of one; none if the type of its numbers is not known."""
     known = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    nodes = _Nodes(node.output[0])
+    shape = nodes.add("Shape", node.input[0]) if node.input else nodes.number(known["shape"], np.int64)
+    if node.op_type == "Multinomial":
+        return _picked(node, nodes, shape, known)
     asked = known.get("dtype", 0 if node.input else onnx.TensorProto.FLOAT)
     if not asked and version < TYPED:
         return []
-    nodes = _Nodes(node.output[0])
-    if node.input:
-        shape, count = nodes.add("Shape", node.input[0]), nodes.add("Size", node.input[0])
-    else:
-        shape, count = (nodes.number(one, np.int64) for one in (known["shape"], math.prod(known["shape"])))
-    places = nodes.add("Range", nodes.number(0, np.int64), count, nodes.number(1, np.int64))
-    places = nodes.add("Cast", places, to=onnx.TensorProto.DOUBLE)
-    uniform = (_uniform(nodes, places, *turns, node.output[0]) for turns in TURNS)
-    numbers = nodes.add("Reshape", _numbers(node, nodes, uniform, known), shape)
+    numbers = nodes.add("Reshape", _numbers(node, nodes, _uniforms(node, nodes, shape), known), shape)
     if asked:
         nodes.add("Cast", numbers, output=node.output[0], to=asked)
     else:
         nodes.add("CastLike", numbers, node.input[0], output=node.output[0])
     return nodes.made
+
+
+def _picked(node: onnx.NodeProto, nodes: _Nodes, shape: str, known: dict[str, Any]) -> list[onnx.NodeProto]:
+    """Return nodes that draw classes from (samples, classes) logarithms of chances, as the highest after noise.
+
+    Gumbel 1954, Statistical Theory of Extreme Values: log p - log(-log u) is highest for a class with probability p.
+    """
+    whole, one = (
+        nodes.add("Concat", shape, nodes.number([size], np.int64), axis=0) for size in (known.get("sample_size", 1), 1)
+    )
+    inside = nodes.add("Mul", next(_uniforms(node, nodes, whole)), nodes.number(1 - 2 * LEAST))
+    waits = nodes.add("Neg", nodes.add("Log", nodes.add("Add", inside, nodes.number(LEAST))))
+    noise = nodes.add("Reshape", nodes.add("Neg", nodes.add("Log", waits)), whole)
+    chances = nodes.add("Reshape", nodes.add("Cast", node.input[0], to=onnx.TensorProto.DOUBLE), one)
+    scores = nodes.add("Cast", nodes.add("Add", chances, noise), to=onnx.TensorProto.FLOAT)
+    classes = nodes.add("ArgMax", scores, axis=1, keepdims=0)
+    nodes.add("Cast", classes, output=node.output[0], to=known.get("dtype", onnx.TensorProto.INT32))
+    return nodes.made
+
+
+def _uniforms(node: onnx.NodeProto, nodes: _Nodes, shape: str) -> Iterator[str]:
+    """Yield the names of rows of numbers in 0..1, one number per place of a shape; the rows are independent."""
+    every = nodes.add("ConstantOfShape", shape, value=onnx.numpy_helper.from_array(np.ones(1, np.int64)))
+    flat = nodes.add("Reshape", every, nodes.number([-1], np.int64))
+    places = nodes.add("Reshape", nodes.add("NonZero", flat), nodes.number([-1], np.int64))
+    places = nodes.add("Cast", places, to=onnx.TensorProto.DOUBLE)
+    return (_uniform(nodes, places, *turns, node.output[0]) for turns in TURNS)
 
 
 def _uniform(nodes: _Nodes, places: str, turn: float, size: float, name: str) -> str:
