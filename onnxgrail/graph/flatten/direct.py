@@ -100,7 +100,9 @@ def listed_text(model: ir.Model) -> str:
 
 def unread_text(model: ir.Model) -> str:
     """Return a note about weights that no node reads; empty if they are few. They stay: the user gave them."""
-    sizes = {value: tensor.size for value in model.graph.initializers.values() if (tensor := value.const_value)}
+    sizes = {
+        value: 0 if value.const_value is None else value.const_value.size for value in model.graph.initializers.values()
+    }
     unread = [value for value in sizes if not (value.uses() or value.is_graph_output() or value.is_graph_input())]
     count = sum(sizes[value] for value in unread)
     if count <= MANY * sum(sizes.values()):
