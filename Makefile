@@ -29,9 +29,11 @@ demo: .venv/demo.stamp
 	echo "Next, a model of your own: $(BIN)/onnxgrail inspect model.onnx (docs/quickstart.md)"
 
 # One thread per test process: the workers would otherwise fight for the cores, and sums would differ between machines.
+# Hundreds of tests start a process, and without bytecode each would compile every module again.
+TESTING := export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1; unset PYTHONDONTWRITEBYTECODE
+
 test: lint $(if $(TORCH),.venv/torch.stamp)
-	@export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
-	unset PYTHONDONTWRITEBYTECODE  # hundreds of tests start a process, and each would compile every module again
+	@$(TESTING)
 	echo "running the tests: several minutes on 2 cores; tests that need torch are skipped where it is not installed" >&2
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=10
 
@@ -41,7 +43,7 @@ oldest:
 	"$(PYTHON)" .ci/oldest.py > build/oldest/constraints.txt
 	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint build/oldest/constraints.txt \
 	  --editable '.[cpu,simplify,test]'
-	export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+	$(TESTING)
 	build/oldest/bin/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 fuzz: .venv/test.stamp

@@ -115,6 +115,7 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[st
         left = {"params": params - lost[0], "macs": (macs - lost[1]) // prepared.samples}
         # Unknown if the weights are not stored at full size.
         predicted.append({"ratio": ratio, **left, "bytes": size - lost[2] if lost[2] < size else None})
+    texts = (unlisted_text(prepared.unlisted), unread_text(prepared.model), maps_text(prepared.model))
     return Inspection(
         path=str(path),
         params=params,
@@ -124,11 +125,7 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[st
         refusals=located(prepared.model, tuple(dict.fromkeys([*prepared.survey.refusals, *kept_whole(forms["qk"])]))),
         shares=shares,
         predicted=tuple(predicted),
-        notes=tuple(
-            note
-            for note in [unlisted_text(prepared.unlisted), unread_text(prepared.model), maps_text(prepared.model)]
-            if note
-        ),
+        notes=tuple(filter(None, texts)),
     )
 
 

@@ -20,6 +20,11 @@ def names_of(values: Iterable[ir.Value | None]) -> list[str]:
     return [(value.name or "") if value is not None else "" for value in values]
 
 
+def is_read(value: ir.Value) -> bool:
+    """Return True if a node reads a value, or the model gives it out."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
 def name_of(node: ir.Node, operand: int) -> str:
     """Return the name of an input, '' if absent."""
     return names_of(node.inputs[operand : operand + 1])[0] if 0 <= operand < len(node.inputs) else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import MICROSOFT, integer
+from onnxgrail.graph.attributes import MICROSOFT, integer, is_read
 
 SLOTS = {
     "Conv": (1,),
@@ -76,7 +76,7 @@ def _carried(node: ir.Node, slot: int) -> bool:
     """Return True if a loop only hands a weight on from step to step, and only layers in its body read it."""
     body = node.attributes["body"].as_graph()
     state = slot - 2  # after the number of steps and the condition
-    if state < 0 or node.outputs[state].uses() or node.outputs[state].is_graph_output():
+    if state < 0 or is_read(node.outputs[state]):
         return False
     inside, end = body.inputs[slot], body.outputs[slot - 1]
     maker = end.producer()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import written
+from onnxgrail.graph.attributes import is_read, written
 
 FREE = 4  # first IR version in which an initializer need not be an input
 MANY = 0.01  # share of all parameters from which on those that nothing reads are worth a word
@@ -103,7 +103,7 @@ def unread_text(model: ir.Model) -> str:
     sizes = {
         value: 0 if value.const_value is None else value.const_value.size for value in model.graph.initializers.values()
     }
-    unread = [value for value in sizes if not (value.uses() or value.is_graph_output() or value.is_graph_input())]
+    unread = [value for value in sizes if not is_read(value) and not value.is_graph_input()]
     count = sum(sizes[value] for value in unread)
     if count <= MANY * sum(sizes.values()):
         return ""

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError, first_cause
+from onnxgrail.graph.attributes import is_read
 from onnxgrail.graph.flatten.branches import folded, in_branch
 from onnxgrail.graph.io.mapped import fields
 from onnxgrail.graph.io.opaque import write_back
@@ -53,7 +54,7 @@ def beside(model: ir.Model) -> Iterator[dict[str, Array]]:
             tensor = tensors[name]
             if tensor is None or isinstance(tensor, ir.ExternalTensor) or value.is_graph_input() or in_branch(value):
                 continue
-            if not value.uses() and not value.is_graph_output():  # the runtime drops these, and then refuses an array
+            if not is_read(value):  # the runtime drops these, and then refuses an array
                 continue
             if tensor.dtype in PLAIN and tensor.nbytes >= LARGE:
                 weights[name] = tensor.numpy()

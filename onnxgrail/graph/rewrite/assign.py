@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.errors import RewriteError
-from onnxgrail.graph.attributes import given
+from onnxgrail.graph.attributes import given, is_read
 from onnxgrail.graph.cost.counting import is_weight
 from onnxgrail.graph.io.mapped import like
 from onnxgrail.graph.ops.tensors.cut import constant
@@ -109,13 +109,13 @@ def sweep(graph: ir.Graph, replaced: Iterable[ir.Value]) -> None:
     queue = list(replaced)
     while queue:
         value = queue.pop()
-        if value.uses() or value.is_graph_output():
+        if is_read(value):
             continue
         node = value.producer()
         if node is None:
             _drop(graph, value)
             continue
-        if any(v.uses() or v.is_graph_output() for v in node.outputs) or node.graph is not graph:
+        if any(map(is_read, node.outputs)) or node.graph is not graph:
             continue
         queue += [v for v in node.inputs if v is not None]
         graph.remove(node, safe=True)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
-from onnxgrail.graph.attributes import input_of, integer, integers, maker_of, name_of, number
+from onnxgrail.graph.attributes import input_of, integer, integers, is_read, maker_of, name_of, number
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import sweep
 from onnxgrail.graph.rewrite.unique import free_name
@@ -269,7 +269,7 @@ def simplify(graph: ir.Graph, norm: Norm, marks: Mapping[str, str], types: tuple
     result.replace_all_uses_with(fresh)
     read = [value for old in norm.nodes for value in old.inputs if value is not None]
     for old in reversed(norm.nodes):
-        if not any(v.uses() or v.is_graph_output() for v in old.outputs):
+        if not any(map(is_read, old.outputs)):
             graph.remove(old, safe=True)
     sweep(graph, read)
     result.name = None if result.producer() is None else f"{name}/old"
