@@ -22,7 +22,6 @@ from .export import export
 from .frontier import frontier
 from .inspect import inspect
 from .parts import render
-from .parts.streams import settle as settle
 from .refine import refine
 from .report import report
 

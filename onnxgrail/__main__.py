@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from onnxgrail.machine import supervisor
+from onnxgrail.machine import streams, supervisor
 
 raised: list[bool] = []
 """Not empty after an interrupt was raised."""
@@ -20,15 +20,14 @@ raised: list[bool] = []
 
 def main() -> None:
     """Run the command line; interrupts are raised in a command as soon as its imports are done."""
+    streams.settle()  # first: libraries keep files open, which would get the number of a closed stream
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # background jobs may ignore interrupts
     if ours:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # runs last: little is left to do
         signal.signal(signal.SIGINT, _leave)
     ended = supervisor.split()
     from onnxgrail.cli import main as commands
-    from onnxgrail.cli import settle
 
-    settle()
     code: object = 1
     try:
         try:

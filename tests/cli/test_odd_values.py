@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -15,6 +17,7 @@ from tests.command import run
 from tests.e2e import nets
 
 NINES = "9" * 5000  # more digits than Python turns into a number
+TOO_LONG = "name too long|no (calibration data|statistics file|file) "  # from Python 3.14 on, there is no such file
 DATA = ("compress", "m.onnx", "o.onnx", "--data", "d.npz")
 RANDOM = ("compress", "m.onnx", "o.onnx", "--unit-ratio", "0.3")
 CASES = {
@@ -37,15 +40,15 @@ CASES = {
     "a large size": ((*RANDOM, "--input-shapes", f"x:{2**63},12"), 2, "expected"),
     "samples of many digits": ((*DATA, "--samples", NINES), 2, "is not a valid integer range"),
     "held out": ((*DATA, "--held-out", 10**14), 1, "samples are to be held out"),
-    "held out, of many digits": ((*DATA, "--held-out", NINES), 1, "name too long"),
+    "held out, of many digits": ((*DATA, "--held-out", NINES), 1, TOO_LONG),
     "a ratio": ((*DATA, "--ratio", "1e30"), 2, "out of range"),
     "a target": ((*DATA, "--target-params", f"{NINES}M"), 2, "not a positive amount"),
     "memory": ((*DATA, "--cache-budget", f"{NINES}G"), 2, "--cache-budget"),
     "a nested pattern": ((*DATA, "--include", "(" * 5000 + ")" * 5000), 2, "nested too deeply"),
     "a repetition without end": ((*DATA, "--exclude", f"a{{{10**20}}}"), 2, "is not a regular expression"),
-    "a long name of data": ((*RANDOM, "--data", f"{NINES}.npz"), 1, "name too long"),
-    "a long name of a model": (("inspect", NINES), 1, "name too long"),
-    "a long name of an output": (("compress", "m.onnx", NINES, "--unit-ratio", "0.3"), 1, "name too long"),
+    "a long name of data": ((*RANDOM, "--data", f"{NINES}.npz"), 1, TOO_LONG),
+    "a long name of a model": (("inspect", NINES), 1, TOO_LONG),
+    "a long name of an output": (("compress", "m.onnx", NINES, "--unit-ratio", "0.3"), 1, TOO_LONG),
 }
 
 
@@ -61,7 +64,7 @@ def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch):
     assert len(lines) == 1
     assert lines[0].startswith("Error: ")
     assert "internal error" not in lines[0]
-    assert text in lines[0]
+    assert re.search(text, lines[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.npz", "m.onnx"]
 
 
@@ -82,7 +85,7 @@ def test_a_path_that_cannot_be_looked_up_is_an_error_of_ours_in_python_too(name,
     monkeypatch.chdir(tmp_path)
     onnx.save(nets.mlp(), "m.onnx")
     np.savez("d.npz", **nets.vectors())
-    with pytest.raises(OnnxGrailError, match="name too long"):
+    with pytest.raises(OnnxGrailError, match=TOO_LONG):
         CALLS[name]()
 
 

@@ -31,7 +31,7 @@ main()
 """
 SIGNALS = """
 import os, signal, sys, threading, time
-from onnxgrail.cli import settle
+from onnxgrail.machine.streams import settle
 
 def send():
     for _ in range(50):
@@ -69,6 +69,13 @@ def program(folder, redirection, work="raise SystemExit(3)", words="bench m.onnx
 )
 def test_the_exit_code_is_that_of_the_command(redirection, stdout, stderr, tmp_path):
     assert program(tmp_path, redirection) == (3, stdout, stderr)
+
+
+def test_a_library_keeps_a_file_open(tmp_path):
+    """Its descriptor is not that of standard output, which is closed."""
+    work = "raise SystemExit(3)\n\nfrom onnxgrail.machine import supervisor\nstarted, held = supervisor.split, []\n"
+    work += "supervisor.split = lambda: (held.append(open('m.onnx')), started())[1]"
+    assert program(tmp_path, ">&-", work) == (3, "", "a warning\n")
 
 
 @pytest.mark.parametrize("words", ["bench m.onnx", "--help", "compress --help", "--version"])

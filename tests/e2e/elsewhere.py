@@ -42,6 +42,7 @@ def hide() -> None:
     sys.platform = "elsewhere"
     tempfile._O_TMPFILE_WORKS = False  # type: ignore[attr-defined]
     shutil._use_fd_functions = False  # type: ignore[attr-defined]
+    shutil._rmtree_impl = getattr(shutil, "_rmtree_unsafe", None)  # type: ignore[attr-defined]  # of Python 3.14
     library, handle, file = ctypes.CDLL, os.open, builtins.open
 
     class Library(library):  # type: ignore[misc, valid-type]

@@ -212,6 +212,14 @@ def _divergence(sums: Floats) -> Floats:
     return share(sums[..., 0], sums[..., 1])
 
 
+def _token_details(table: Floats) -> dict[str, float]:
+    sums = table.sum(axis=0)
+    return {
+        "agreement": float(share(sums[2], sums[1])),
+        "perplexity_factor": float(np.exp(np.minimum(_divergence(sums), 700.0))),
+    }
+
+
 TOKENS = Measure(
     name="KL divergence per token",
     higher=False,
@@ -221,10 +229,7 @@ TOKENS = Measure(
     losses=_divergence,
     scale=8.0,
     worst=_divergence,
-    details=lambda table: {
-        "agreement": float(share(table[:, 2].sum(), table[:, 1].sum())),
-        "perplexity_factor": float(np.exp(np.minimum(_divergence(table.sum(axis=0)), 700.0))),
-    },
+    details=_token_details,
 )
 
 

@@ -254,7 +254,7 @@ class Numbers(Column):
 
     def _inner(self, depth: int) -> tuple[int, ...]:
         with readable(self.source):
-            shape = np.asarray(self.column[0].as_py()).shape
+            shape: tuple[int, ...] = np.asarray(self.column[0].as_py()).shape
         if len(shape) != depth:
             raise DataError(f"{self.source}: lists of different lengths", hint="Save rows of one shape")
         return shape

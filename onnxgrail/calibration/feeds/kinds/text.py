@@ -125,7 +125,7 @@ def _lines(path: Path) -> Ints:
             place += len(line)
     if not starts:
         raise DataError(f"{str(path)!r} holds no text", hint="Give a line per sample")
-    return np.asarray([*starts, place])
+    return np.asarray([*starts, place], np.int64)
 
 
 def _begin(file: BinaryIO) -> int:
