@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from onnxgrail.allocation.choose import allocate, simple, with_names
@@ -15,6 +16,7 @@ from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, impact_macs
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense
 from onnxgrail.core import Block
+from onnxgrail.graph.cost.meter import meter_of
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec
 from onnxgrail.narrowing.bits.halves import MANY, halves_of
@@ -85,6 +87,8 @@ def _searched(search: Search) -> Allocation:
     note = ""
     if recipe.minimize == "latency":
         cost, note = latency_of(prepared, blocks, search.job.alone())
+    if recipe.minimize in ("latency", "macs"):
+        cost = _no_larger(prepared, cost)
     slow, _ = slow_weights(prepared, prepared.model, search.job, "before narrowing")
     spared = {**dict.fromkeys(halves_of(prepared, recipe), MANY), **slow}
     widths, found = within(task_of(search, cost, limit_of(recipe), spared))
@@ -93,3 +97,10 @@ def _searched(search: Search) -> Allocation:
     found = dataclasses.replace(found, spared=spared)
     done = at_widths(prepared, blocks, recipe, widths, widths)
     return dataclasses.replace(done, used="search", found=found, note=note, bits=bits)
+
+
+def _no_larger(prepared: Prepared, cost: Cost) -> Cost:
+    """Return a cost that is infinite where weights take more bytes than at full width: a stream's matrices may."""
+    saved = meter_of(prepared.model, prepared.survey, "bytes").saved
+    whole = saved({})
+    return lambda widths: cost(widths) if saved(widths) >= whole else math.inf

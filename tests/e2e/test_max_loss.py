@@ -24,7 +24,7 @@ from onnxgrail.narrowing import widths
 from onnxgrail.registry import REFINEMENTS
 from onnxgrail.search import within as searching
 from tests.judging import killed, recorded
-from tests.tiny import tiny
+from tests.tiny import ints, tiny
 
 RNG = np.random.default_rng(5)
 WIDTH, KEPT = 48, 16
@@ -276,3 +276,22 @@ def test_all_candidates_are_judged_by_what_the_output_holds_in_all_samples() -> 
     choices = {"max_loss": 0.9, "batch_size": 1, "round_to": 1, "minimize": "params"}
     report = onnxgrail.compress(model, data=data, **choices).report.data
     assert {one["loss"]["kind"] for one in report["allocation"]["search"]["tried"]} == {"classes"}
+
+
+def test_a_stream_whose_matrix_takes_more_bytes_than_go_stays() -> None:
+    """One matrix, on the mean of all tokens, costs few multiply-accumulates."""
+    body, shapes = "x0 = MatMul(x, into)", {"into": (6, 16), "head": (16, 5)}
+    for i in range(2):
+        body += f"""
+            y{i} = SimplifiedLayerNormalization <axis=-1, epsilon=0.001> (x{i}, g{i})
+            h{i} = MatMul(y{i}, up{i})
+            r{i} = Relu(h{i})
+            d{i} = MatMul(r{i}, down{i})
+            x{i + 1} = Add(x{i}, d{i})"""
+        shapes |= {f"up{i}": (16, 4), f"down{i}": (4, 16), f"g{i}": (16,)}
+    body += "\nm = ReduceMean <keepdims=0> (x2, one)\nt = Tanh(m)\nz = MatMul(t, head)\ny = Softmax(z)"
+    model = tiny("float[N,16,6] x => float[] y", body, {**shapes, "one": ints(1)})
+    data = {"x": np.random.default_rng(0).normal(size=(128, 16, 6)).astype(np.float32)}
+    result = onnxgrail.compress(model, data=data, max_loss=0.01, minimize="macs", round_to=1)
+    found = result.report.data["model"]
+    assert found["params_after"] < found["params_before"]
