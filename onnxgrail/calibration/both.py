@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxgrail.calibration.feeds.batches import Batches
@@ -18,6 +18,7 @@ from onnxgrail.fidelity import Clues, Tally, clues_of
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.lists import Lists, open_axes
+from onnxgrail.fidelity.lists.ranked import aligned, ranked_scores
 from onnxgrail.fidelity.tally import FIRST
 from onnxgrail.graph.io.serial import Packed
 from onnxgrail.graph.rewrite.interface import Port, fit
@@ -79,6 +80,7 @@ class Comparer:
             goals = Goals(labels=labels, tokens=feed[self.text.tokens], scores=self.text.scores)
         single = self.vectors or all(array.ndim == 0 or len(array) == 1 for array in feed.values())
         one, two = self.lists.leveled(feed, fit(wanted, ports), got)
+        two = aligned(one, two)
         tally.add(one, two, mask=padding_mask(feed), goals=goals, single=single)
 
 
@@ -97,6 +99,7 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     text = text_of(reference, feed, wanted) if looked else None
     scores = None if text is None else text.scores
     clues = clues_of(feed, wanted, scores=scores, known=looked, synthetic=synthetic)
+    clues = replace(clues, ranked=ranked_scores(wanted))
     lists, vectors = Lists(open_axes(reference.shapes), clues.lists), takes_vectors(reference.given.values())
     return Comparer(clues, text, lists, vectors)
 

@@ -16,7 +16,6 @@ from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, impact_macs
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense
 from onnxgrail.core import Block
-from onnxgrail.graph.cost.meter import meter_of
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec
 from onnxgrail.narrowing.bits.halves import MANY, halves_of
@@ -101,6 +100,6 @@ def _searched(search: Search) -> Allocation:
 
 def _no_larger(prepared: Prepared, cost: Cost) -> Cost:
     """Return a cost that is infinite where weights take more bytes than at full width: a stream's matrices may."""
-    saved = meter_of(prepared.model, prepared.survey, "bytes").saved
+    saved = measure_of(prepared, "size").meter.saved
     whole = saved({})
     return lambda widths: cost(widths) if saved(widths) >= whole else math.inf

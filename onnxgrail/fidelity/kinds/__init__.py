@@ -32,11 +32,8 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
     whole = first.dtype.kind in "biu"
     if whole and (first.dtype.itemsize > LEVELS or len(np.unique(first)) <= FEW):
         return (Part(kind="labels", why="whole numbers"),)
-    if name in clues.lists:
-        kind, why = ("sequences", WRITTEN) if written(arrays) else ("values", LISTED)
-        return (Part(kind=kind, why=why),)
-    if clues.is_state(name, first.shape):
-        return (Part(kind="state", why="fed back as an input"),)
+    if (known := _told(name, arrays, clues)) is not None:
+        return (known,)
     alike = [array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]
     array = np.concatenate(alike).astype(np.float64)
     finite = np.isfinite(array)
@@ -49,6 +46,16 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
     otherwise = _numbers(look, OTHER)
     found = [with_least(part, array) for part in _found(look)]
     return tuple(replace(part, otherwise=otherwise) if part.form == "probabilities" else part for part in found)
+
+
+def _told(name: str, arrays: Sequence[Array], clues: Clues) -> Part | None:
+    """Return what the clues tell of an output, None if they tell nothing."""
+    if name in clues.lists:
+        kind, why = ("sequences", WRITTEN) if written(arrays) else ("values", LISTED)
+        return Part(kind=kind, why=why)
+    if name in clues.ranked:
+        return Part(kind="scores", why="of detections, the best ones first", form="probabilities")
+    return Part(kind="state", why="fed back as an input") if clues.is_state(name, arrays[0].shape) else None
 
 
 def _found(look: Look) -> tuple[Part, ...]:

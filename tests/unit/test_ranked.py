@@ -1,0 +1,112 @@
+"""Detections of two models, listed by score: the same things are compared with each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxgrail.core import Array
+from onnxgrail.fidelity.lists.ranked import aligned
+
+COUNT = 12
+FORMS = ("apart", "together", "centers", "points")
+
+
+def detections(form: str) -> dict[str, Array]:
+    """Things at places of their own, the best first: four classes, scores from 0.9 down to nearly 0."""
+    rng = np.random.default_rng(2)
+    score = np.linspace(0.9, 0.01, COUNT, dtype=np.float32)[None].repeat(2, 0)
+    label = rng.integers(0, 4, (2, COUNT))
+    corner = np.stack([rng.permuted(np.arange(COUNT) * 40.0) for _ in range(4)]).reshape(2, 2, COUNT).transpose(0, 2, 1)
+    place = corner if form == "points" else np.concatenate([corner, corner + 30], axis=2)
+    if form == "centers":
+        place = np.concatenate([corner + 1, np.full_like(corner, 30)], axis=2)
+        place[0, 0, 0] = 99  # not left of its right side
+    place = place.astype(np.float32)
+    if form == "together":
+        return {"y": np.concatenate([place, score[..., None], label[..., None]], axis=2).astype(np.float32)}
+    return {"place": place, "score": score, "label": label}
+
+
+def reordered(outputs: dict[str, Array], order: Array) -> dict[str, Array]:
+    return {name: array[:, order].copy() for name, array in outputs.items()}
+
+
+def score_of(outputs: dict[str, Array]) -> Array:
+    return outputs["y"][..., 4] if "y" in outputs else outputs["score"]
+
+
+def label_of(outputs: dict[str, Array]) -> Array:
+    return outputs["y"][..., 5] if "y" in outputs else outputs["label"]
+
+
+def same(one: dict[str, Array], two: dict[str, Array]) -> None:
+    assert one.keys() == two.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, two[name])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_rows_are_the_same_things(form: str) -> None:
+    wanted = detections(form)
+    same(aligned(wanted, wanted), wanted)
+    got = reordered(wanted, np.array([1, 0, 4, 2, 3, *range(5, COUNT)]))
+    found = aligned(wanted, got)
+    same(found, wanted)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_lost_and_what_is_wrong_shows_in_the_scores(form: str) -> None:
+    wanted = detections(form)
+    got = {name: array.copy() for name, array in wanted.items()}
+    label_of(got)[:, 1] += 1  # this thing is lost, and another one is found
+    found = aligned(wanted, got)
+    expected = score_of(wanted).copy()
+    expected[:, 1] = score_of(wanted)[:, -1]
+    expected[:, -1] = score_of(wanted)[:, 1]
+    np.testing.assert_array_equal(score_of(found), expected)
+    np.testing.assert_array_equal(label_of(found), label_of(wanted))
+
+
+def test_a_short_list_without_room_for_wrong_detections_loses_the_missed_ones() -> None:
+    wanted = {name: array[:, :3] for name, array in detections("apart").items()}
+    got = {name: array.copy() for name, array in wanted.items()}
+    got["place"] += 1000
+    assert not aligned(wanted, got)["score"].any()
+
+
+@pytest.mark.parametrize("far", [0, 12, 25])
+def test_boxes_match_if_they_overlap_by_half(far: int) -> None:
+    wanted = detections("apart")
+    got = wanted | {"place": wanted["place"] + np.array([far, 0, far, 0], np.float32)}
+    found = aligned(wanted, got)
+    overlap = (30 - far) / (30 + far)
+    matched = np.array_equal(found["place"][:, :8], got["place"][:, :8])
+    assert matched == (overlap >= 0.5 or far == 0)
+
+
+def test_other_outputs_stay_as_they_are() -> None:
+    wanted = detections("apart")
+    wanted["score"] = wanted["score"][:, ::-1]  # not in order
+    got = reordered(wanted, np.arange(COUNT)[::-1])
+    same(aligned(wanted, got), got)
+    alone = {"score": detections("apart")["score"]}
+    got = reordered(alone, np.arange(COUNT)[::-1])
+    same(aligned(alone, got), got)
+
+
+def test_a_value_that_is_not_finite_is_not_hidden() -> None:
+    wanted = detections("apart")
+    got = wanted | {"place": wanted["place"] * np.float32(np.nan)}
+    assert np.isnan(aligned(wanted, got)["place"]).all()
+
+
+def test_numbers_beside_a_class_go_with_the_row() -> None:
+    wanted = detections("together")
+    more = np.random.default_rng(5).normal(size=(2, COUNT, 3)).astype(np.float32)
+    wanted = {"y": np.concatenate([wanted["y"], more], axis=2)}
+    got = reordered(wanted, np.array([1, 0, *range(2, COUNT)]))
+    got["y"][..., -1] += 0.01
+    found = aligned(wanted, got)["y"]
+    np.testing.assert_array_equal(found[..., :-1], wanted["y"][..., :-1])
+    np.testing.assert_allclose(found[:, :10, -1], wanted["y"][:, :10, -1] + 0.01, rtol=1e-5)
