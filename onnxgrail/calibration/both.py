@@ -80,7 +80,7 @@ class Comparer:
             goals = Goals(labels=labels, tokens=feed[self.text.tokens], scores=self.text.scores)
         single = self.vectors or all(array.ndim == 0 or len(array) == 1 for array in feed.values())
         one, two = self.lists.leveled(feed, fit(wanted, ports), got)
-        two = aligned(one, two)
+        two = aligned(one, two, single=single)
         tally.add(one, two, mask=padding_mask(feed), goals=goals, single=single)
 
 

@@ -110,3 +110,13 @@ def test_numbers_beside_a_class_go_with_the_row() -> None:
     found = aligned(wanted, got)["y"]
     np.testing.assert_array_equal(found[..., :-1], wanted["y"][..., :-1])
     np.testing.assert_allclose(found[:, :10, -1], wanted["y"][:, :10, -1] + 0.01, rtol=1e-5)
+
+
+def test_lists_of_a_single_sample_match_in_any_order() -> None:
+    """As after non-maximum suppression, which lists one class after another."""
+    wanted = {name: array[0] for name, array in reordered(detections("apart"), np.arange(COUNT)[::-1]).items()}
+    got = {name: array[np.array([*range(1, COUNT), 0])] for name, array in wanted.items()}
+    same(aligned(wanted, got), got)
+    found = aligned(wanted, got, single=True)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array[2:], wanted[name][2:])  # the others have low scores

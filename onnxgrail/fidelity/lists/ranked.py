@@ -7,13 +7,13 @@ or points.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from onnxgrail.core import Array, Feed, Floats, Ints
-from onnxgrail.fidelity.kinds.part import ACTIVE, BOX
+from onnxgrail.fidelity.kinds.part import ACTIVE, BOX, in_unit
 
 LEAST = 0.5  # intersection over union of boxes that are the same thing
 POINT, APART = 2, 0.01  # columns of a point, and the largest distance of the same one, as a share of all points' extent
@@ -22,7 +22,7 @@ Scores = tuple[str, int | None]
 """The output that has the scores, and their column; None if it has nothing else."""
 
 
-def aligned(wanted: Feed, got: Feed) -> Feed:
+def aligned(wanted: Feed, got: Feed, *, single: bool = False) -> Feed:
     """Return the outputs of a model with detections in the rows of those of the reference that they match.
 
     Matches have the same class, and boxes that overlap or points that are near. A row without a match equals that of
@@ -32,9 +32,16 @@ def aligned(wanted: Feed, got: Feed) -> Feed:
     Args:
         wanted: outputs of the reference, samples first.
         got: outputs of the other model, of the same shapes.
+        single: there is one sample; outputs without an axis of samples, as after non-maximum suppression, list its
+            detections in any order.
     """
+    bare = [name for name, array in wanted.items() if single and _lists_one(array)]
+    if any(wanted[name].ndim == 1 for name in bare):
+        wanted, got = ({**side, **{name: side[name][None] for name in bare if name in side}} for side in (wanted, got))
+    else:
+        bare = []
     found = dict(got)
-    for scores, group in _lists(wanted):
+    for scores, group in _lists(wanted, bare):
         if not all(name in got and _comparable(wanted[name], got[name]) for name in group):
             continue
         sides = [{name: outputs[name] for name in group} for outputs in (wanted, got)]
@@ -44,7 +51,12 @@ def aligned(wanted: Feed, got: Feed) -> Feed:
             for name, array in _row(scores, mine, theirs).items():
                 rows[name][sample] = array
         found |= rows
-    return found
+    return {name: array[0] if name in bare else array for name, array in found.items()}
+
+
+def _lists_one(array: object) -> bool:
+    """Return True if an output may list detections of one sample: a number each, or a row."""
+    return isinstance(array, np.ndarray) and array.ndim in (1, 2) and len(array) > 1
 
 
 def ranked_scores(outputs: Feed) -> frozenset[str]:
@@ -57,17 +69,17 @@ def _comparable(one: Array, two: Array) -> bool:
     return one.shape == two.shape and bool(np.isfinite(two).all())
 
 
-def _lists(outputs: Feed) -> list[tuple[Scores, tuple[str, ...]]]:
+def _lists(outputs: Feed, bare: Collection[str] = ()) -> list[tuple[Scores, tuple[str, ...]]]:
     """Return the lists of detections: their scores, and the names of all outputs that belong to them."""
     arrays = {name: array for name, array in outputs.items() if isinstance(array, np.ndarray) and array.ndim in (2, 3)}
     found: list[tuple[Scores, tuple[str, ...]]] = []
     for name, array in arrays.items():
         count = array.shape[1]
-        if not SEVERAL <= count <= MOST or array.dtype.kind != "f":
+        if not SEVERAL <= count <= MOST or array.dtype.kind != "f" or not array.size:
             continue
         if array.ndim == 3 and array.shape[2] > BOX + 1 and _ranked(array[..., BOX]):
             found.append(((name, BOX), (name,)))
-        elif array.ndim == 2 and _ranked(array):
+        elif array.ndim == 2 and (_ranked(array) or (name in bare and in_unit(array))):
             group = tuple(other for other, one in arrays.items() if one.shape[:2] == array.shape)
             if _place({other: arrays[other][0] for other in group}):
                 found.append(((name, None), group))
@@ -85,8 +97,7 @@ def _place(detections: Mapping[str, Array]) -> str:
 
 def _ranked(scores: Array) -> bool:
     """Return True if scores (samples, detections) are in 0..1 and fall, and are not all the same."""
-    inside = scores.size > 0 and scores.min() >= 0 and 0 < scores.max() <= 1
-    return bool(inside and (np.diff(scores, axis=1) <= 0).all() and (scores[:, 0] > scores[:, -1]).any())
+    return bool(in_unit(scores) and (np.diff(scores, axis=1) <= 0).all() and (scores[:, 0] > scores[:, -1]).any())
 
 
 def _row(scores: Scores, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[str, Array]:
