@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from onnxgrail.calibration.feeds.batches import Batches
@@ -15,6 +15,7 @@ from onnxgrail.calibration.runtime.session import USUAL, Session, Setup, open_se
 from onnxgrail.calibration.texts import Text, text_of
 from onnxgrail.core import Feed, Labels
 from onnxgrail.fidelity import Clues, Tally, clues_of
+from onnxgrail.fidelity.changes import Base, base_of
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.lists import Lists, open_axes
@@ -57,12 +58,14 @@ class Comparer:
         text: the tokens that the model predicts, None if there are none.
         lists: finds outputs whose length depends on the values of the inputs.
         vectors: the inputs have no axis that counts samples.
+        bases: by output, the input that it resembles.
     """
 
     clues: Clues
     text: Text | None
     lists: Lists
     vectors: bool = False
+    bases: Mapping[str, Base] = field(default_factory=dict)
 
     def add(self, tally: Tally, fed: Fed, wanted: Feed, got: Feed, ports: Sequence[Port]) -> None:
         """Add one feed to a tally; padded tokens are left out.
@@ -81,7 +84,9 @@ class Comparer:
         single = self.vectors or all(array.ndim == 0 or len(array) == 1 for array in feed.values())
         one, two = self.lists.leveled(feed, fit(wanted, ports), got)
         two = aligned(one, two, single=single)
-        tally.add(one, two, mask=padding_mask(feed), goals=goals, single=single)
+        bases = {name: base.of(feed) for name, base in self.bases.items() if name in one}
+        bases = {name: base for name, base in bases.items() if base.shape == one[name].shape}
+        tally.add(one, two, mask=padding_mask(feed), goals=goals, single=single, bases=bases)
 
 
 def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synthetic: bool) -> Comparer:
@@ -99,9 +104,10 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     text = text_of(reference, feed, wanted) if looked else None
     scores = None if text is None else text.scores
     clues = clues_of(feed, wanted, scores=scores, known=looked, synthetic=synthetic)
-    clues = replace(clues, ranked=ranked_scores(wanted))
+    bases = {name: base for name, value in wanted.items() if (base := base_of(value, feed)) is not None}
+    clues = replace(clues, ranked=ranked_scores(wanted), changes=frozenset(bases))
     lists, vectors = Lists(open_axes(reference.shapes), clues.lists), takes_vectors(reference.given.values())
-    return Comparer(clues, text, lists, vectors)
+    return Comparer(clues, text, lists, vectors, bases)
 
 
 def content_of(comparer: Comparer, batches: Batches, run: Run) -> dict[str, tuple[Part, ...]]:

@@ -29,6 +29,7 @@ class Clues:
         synthetic: True if the inputs are random.
         lists: names of the outputs that are lists, as far as known; `Lists` adds to it.
         common: lengths of axes that several outputs have, such as the positions of scores and boxes.
+        changes: names of the outputs that are an input with small changes.
         ranked: names of the outputs with scores of detections, the best ones first.
         echoes: names in lower case of outputs that resemble an input, as those of autoencoders do.
     """
@@ -40,6 +41,7 @@ class Clues:
     synthetic: bool = False
     lists: set[str] = field(default_factory=set)
     common: frozenset[int] = frozenset()
+    changes: frozenset[str] = frozenset()
     ranked: frozenset[str] = frozenset()
     echoes: frozenset[str] = frozenset()
 

@@ -62,6 +62,7 @@ class Tally:
         mask: Bools | None = None,
         goals: Goals | None = None,
         single: bool = False,
+        bases: Mapping[str, Floats] | None = None,
     ) -> None:
         """Add one more batch; other arguments as in `add_batch`.
 
@@ -71,6 +72,7 @@ class Tally:
             mask: of real tokens.
             goals: known classes.
             single: True if the batch is one sample: an output without a sample axis then is one, too.
+            bases: by output, the input that it resembles, as large as the output.
 
         Raises:
             ModelError: an output is missing or differs in shape.
@@ -84,7 +86,8 @@ class Tally:
             far = distances(wanted, got, name=name, mask=mask, goals=goals, brief=self.brief)
             self.sums[name] = self.sums.get(name, Sums()).merge(far.total())
             wanted, got = np.atleast_1d(wanted), np.atleast_1d(got)
-            batch[name] = Seen(wanted=wanted, got=got, far=far, mask=mask, brief=self.brief)
+            base = (bases or {}).get(name)
+            batch[name] = Seen(wanted=wanted, got=got, far=far, mask=mask, brief=self.brief, base=base)
         if self.judge:
             self._collect(batch)
 

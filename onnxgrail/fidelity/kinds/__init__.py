@@ -55,6 +55,8 @@ def _told(name: str, arrays: Sequence[Array], clues: Clues) -> Part | None:
         return Part(kind=kind, why=why)
     if name in clues.ranked:
         return Part(kind="scores", why="of detections, the best ones first", form="probabilities")
+    if name in clues.changes:
+        return Part(kind="values", why="an image that is much like an input", changes=True)
     return Part(kind="state", why="fed back as an input") if clues.is_state(name, arrays[0].shape) else None
 
 

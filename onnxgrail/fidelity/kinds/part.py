@@ -53,6 +53,7 @@ class Part:
         least: score from which on a position counts.
         center: the mean over samples, where it is most of the energy; differences from it are measured.
         units: of the columns, if each has its own: differences are divided by them.
+        changes: differences from an input are measured, which is most of the energy.
         otherwise: the content of the whole output if later samples are no probabilities.
     """
 
@@ -67,6 +68,7 @@ class Part:
     least: float = ACTIVE
     center: Floats | None = None
     units: Floats | None = None
+    changes: bool = False
     otherwise: Part | None = None
 
 

@@ -7,7 +7,7 @@ from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.measures.measure import Batch, Measure
 from onnxgrail.fidelity.measures.scores import CLASSES, FAINT, HIGHEST, SCORES, SEQUENCES, TOKENS, active
 from onnxgrail.fidelity.measures.text import TEXT
-from onnxgrail.fidelity.measures.values import BOXES, CENTERED, EMBEDDING, LABELS, NUMBERS, UNREAD, VALUES
+from onnxgrail.fidelity.measures.values import BOXES, CENTERED, CHANGES, EMBEDDING, LABELS, NUMBERS, UNREAD, VALUES
 
 __all__ = ["MEASURES", "SCALES", "Batch", "Measure", "active", "measure_of", "unread"]
 
@@ -27,6 +27,7 @@ SCALES = {
     "boxes": BOXES.scale,
     "points": CENTERED.scale,
     "numbers": NUMBERS.scale,
+    "changes": CHANGES.scale,
 }
 
 
@@ -43,7 +44,7 @@ def measure_of(part: Part, table: Floats) -> Measure:
     if measure is VALUES and table.shape[1] > 2:
         return BOXES
     if part.center is None:
-        return measure
+        return CHANGES if part.changes else measure
     return CENTERED if part.units is None else NUMBERS
 
 

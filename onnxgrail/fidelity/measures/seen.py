@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from onnxgrail.core import Array, Bools
+from onnxgrail.core import Array, Bools, Floats
 from onnxgrail.fidelity.kinds.part import SLACK, Part
 from onnxgrail.fidelity.kinds.read import columns_of
 from onnxgrail.fidelity.measures.measure import Batch
@@ -25,6 +25,7 @@ class Seen:
 
     Attributes:
         brief: see `Tally`.
+        base: the input that the output resembles, as large as that; None if there is none.
         whole: parts of the output that are a single block of samples, once they were cut out.
         masks: results of `active`; ranges: of `probable`.
     """
@@ -34,6 +35,7 @@ class Seen:
     far: Distances
     mask: Bools | None
     brief: bool
+    base: Floats | None = None
     whole: dict[Part, Batch] = field(default_factory=dict)
     masks: dict[Part, Bools] = field(default_factory=dict)
     ranges: dict[Part, bool] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class Seen:
             return
         count = len(self.wanted)
         mask = self.mask if self.mask is not None and self.wanted.shape[:2] == self.mask.shape else None
-        plain = part.columns is None and part.center is None and read is None
+        plain = part.columns is None and part.center is None and not part.changes and read is None
         if part.kind in DISTANT or (self.brief and part.kind in SQUARED and plain):
             nothing = np.zeros((count, 0))
             yield Batch(part=part, a=nothing, b=nothing, shown=mask, distances=self.far, brief=self.brief)
@@ -61,6 +63,8 @@ class Seen:
             cut = slice(start, start + step)
             shown = None if mask is None else mask[cut]
             a, b = usable(*(columns_of(side[cut], part) for side in sides))
+            if part.changes and self.base is not None:
+                a, b = a - self.base[cut], b - self.base[cut]
             if shown is not None:
                 a, b = (np.where(widened(shown, a.ndim), side, 0.0) for side in (a, b))
             far = replace(self.far, **{name: getattr(self.far, name)[cut] for name in PER_SAMPLE})

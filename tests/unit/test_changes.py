@@ -1,0 +1,61 @@
+"""Images that a model changes a little: the changes are judged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+
+import onnxgrail
+from onnxgrail.core import Array
+from onnxgrail.fidelity.changes import base_of
+from tests.tiny import tiny
+
+
+def images(count: int = 4, side: int = 16, *, channels: int = 3) -> Array:
+    """Smooth images in 0..1."""
+    noise = np.random.default_rng(1).normal(size=(count, channels, side, side))
+    smooth = gaussian_filter(noise, (0, 0, 3, 3))
+    return ((smooth - smooth.min()) / np.ptp(smooth)).astype(np.float32)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("axis", [1, 3])
+def test_an_input_is_found_with_its_gain_and_offset(times: int, axis: int) -> None:
+    given = np.moveaxis(images(), 1, axis)
+    sides = [a for a in (1, 2, 3) if a != axis]
+    output = given.repeat(times, sides[0]).repeat(times, sides[1]) * 255 - 20
+    base = base_of(output, {"other": np.zeros((4, 2), np.float32), "x": given})
+    assert base is not None
+    assert (base.name, base.axis, base.times) == ("x", axis, times)
+    near = base.of({"x": given})
+    assert near.shape == output.shape
+    assert np.square(near - output).mean() < 0.02 * output.var()
+    if times == 1:
+        np.testing.assert_allclose(near, output, rtol=1e-4, atol=1e-2)
+
+
+def test_other_outputs_have_no_such_input() -> None:
+    given = {"x": images()}
+    rng = np.random.default_rng(2)
+    assert base_of(rng.normal(size=(4, 3, 16, 16)), given) is None  # of another content
+    assert base_of(images(channels=2), given) is None
+    assert base_of(images()[:, :, :12], given) is None
+    assert base_of(images().reshape(4, -1), given) is None
+    assert base_of([1, 2], given) is None
+    assert base_of(np.full((4, 3, 16, 16), np.nan), given) is None
+
+
+def test_a_copy_of_the_input_is_far_from_what_a_model_makes_of_it() -> None:
+    """The error is all that the model changes, which is little of the image."""
+    body = "c = Conv <pads=[1,1,1,1]> (x, w)\ns = Mul(c, small)\ny = Add(x, s)"
+    weights = {"w": (3, 3, 3, 3), "small": np.array([0.01], np.float32)}
+    models = [tiny("float[N,3,16,16] x => float[N,3,16,16] y", body, weights)]
+    models.append(tiny("float[N,3,16,16] x => float[N,3,16,16] y", "y = Identity(x)", {}))
+    found = onnxgrail.compare(*models, data={"x": images(16)}).outputs[0]
+    (verdict,) = found.verdicts
+    assert verdict.measure == "NMSE of what the model changes"
+    assert verdict.value is not None
+    assert verdict.value > 0.9
+    assert found.nmse is not None
+    assert found.nmse < 0.01
