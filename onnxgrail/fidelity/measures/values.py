@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from onnxgrail.core import Floats
+from onnxgrail.fidelity.changes import CHANGED
 from onnxgrail.fidelity.kinds.part import ACTIVE
 from onnxgrail.fidelity.measures.measure import Batch, Measure, nothing_more, share
 from onnxgrail.fidelity.sums import cosines, flat
@@ -60,7 +61,8 @@ EMBEDDING = _average("cosine", "1 - cosine", _cosines)
 def _squares(batch: Batch) -> Floats:
     """Compute squared error and energy, relative to the common pattern of all samples if there is one.
 
-    If there are scores, both are computed at the positions that are read, then at all.
+    If little of an image is changed, the energy is that of the changes, or the share `CHANGED` of the image's if the
+    model changes more of this one. If there are scores, both are computed at the positions that are read, then at all.
     """
     if batch.read is not None:
         whole = replace(batch, read=None)
@@ -69,8 +71,12 @@ def _squares(batch: Batch) -> Floats:
     if center is not None:
         each = 1.0 if units is None else units
         return _errors((batch.a - center) / each, (batch.b - center) / each)
-    if batch.part.columns is None and not batch.part.changes:
-        return np.stack([batch.distances.error, batch.distances.energy], axis=1)
+    distances = batch.distances
+    if batch.part.changes:
+        error, energy = _errors(batch.a, batch.b).T
+        return np.stack([error, np.minimum(energy, CHANGED * distances.energy)], axis=1)
+    if batch.part.columns is None:
+        return np.stack([distances.error, distances.energy], axis=1)
     return _errors(batch.a, batch.b)
 
 
@@ -112,7 +118,7 @@ CHANGES = replace(
     VALUES,
     name="NMSE of what the model changes",
     loss="NMSE of what the model changes, at most 1",
-    scale=0.3,  # at 1 %, the error is 15 dB below what the model changes
+    scale=CHANGED * VALUES.scale,  # at 1 %, the error is 15 dB below what the model changes
 )
 BOXES = replace(
     VALUES,
