@@ -169,6 +169,8 @@ def _next(path: Path, limit: float, found: dict[int, float], between: tuple[int,
         last = good if good in found else bad
         rate = min(max(found[last] / max(path.loss(last), 1e-9), LEAST), MOST)
         guess = path.reach(AIM * limit / rate)
+        if good:
+            guess = max(guess, min(path.reach(_on_line(path, AIM * limit, found)), (good + bad) // 2))
         if not good and len(found) > 1:  # a loss that jumps is not predicted: get below the jump while there are tries
             guess = min(guess, max(path.reach(_extrapolated(path, AIM * limit, found)), bad // 2))
     return min(max(guess, good + 1), bad - 1)
@@ -181,6 +183,18 @@ def _extrapolated(path: Path, aim: float, found: dict[int, float]) -> float:
     run = math.log(max(path.loss(two), 1e-9) / max(path.loss(one), 1e-9))
     slope = min(rise / run, 1.0) if rise > 0 and run > 0 else 0.0
     return path.loss(one) * (aim / found[one]) ** (1 / slope) if slope else 0.0
+
+
+def _on_line(path: Path, aim: float, found: dict[int, float]) -> float:
+    """Return the predicted loss at which the measured one should be `aim`, on a line through the last two that hold.
+
+    Some of a loss does not grow with the steps, such as that of fewer bits.
+    """
+    if len(found) == 1:
+        return 0.0
+    one, two = sorted(found)[-2:]
+    rise, run = found[two] - found[one], path.loss(two) - path.loss(one)
+    return path.loss(two) + (aim - found[two]) * run / rise if rise > 0 else math.inf
 
 
 def _interpolated(path: Path, aim: float, found: dict[int, float], good: int, bad: int) -> float:

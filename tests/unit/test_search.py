@@ -147,6 +147,19 @@ def test_a_loss_that_saturates_is_followed_to_its_limit() -> None:
     assert best in (45, 46)
 
 
+def test_a_loss_of_which_most_is_there_from_the_start_is_followed() -> None:
+    """Bits lose the same at all widths; in proportion to its prediction such a loss would be reached in small steps."""
+    path, tried = steps(np.linspace(0.0001, 0.004, 200).tolist()), []
+
+    def judged(path: Path, count: int) -> float:
+        tried.append(count)
+        return 0.007 + path.loss(count)
+
+    best = farthest(path, Seek(0.01, judged, never, NORMAL), first=10).good
+    assert 0.0088 <= 0.007 + path.loss(best) <= 0.01
+    assert len(tried) <= 4
+
+
 def test_a_search_stops_when_time_is_over() -> None:
     path = steps(np.linspace(0.001, 0.1, 100).tolist())
     tried: list[int] = []
