@@ -83,7 +83,7 @@ class Comparer:
             goals = Goals(labels=labels, tokens=feed[self.text.tokens], scores=self.text.scores)
         single = self.vectors or all(array.ndim == 0 or len(array) == 1 for array in feed.values())
         one, two = self.lists.leveled(feed, fit(wanted, ports), got)
-        two = aligned(one, two, single=single)
+        two = aligned(one, two, self.lists.growing if single else ())
         bases = {name: base.of(feed) for name, base in self.bases.items() if name in one}
         bases = {name: base for name, base in bases.items() if base.shape == one[name].shape}
         tally.add(one, two, mask=padding_mask(feed), goals=goals, single=single, bases=bases)

@@ -117,6 +117,6 @@ def test_lists_of_a_single_sample_match_in_any_order() -> None:
     wanted = {name: array[0] for name, array in reordered(detections("apart"), np.arange(COUNT)[::-1]).items()}
     got = {name: array[np.array([*range(1, COUNT), 0])] for name, array in wanted.items()}
     same(aligned(wanted, got), got)
-    found = aligned(wanted, got, single=True)
+    found = aligned(wanted, got, wanted.keys())
     for name, array in found.items():
         np.testing.assert_array_equal(array[2:], wanted[name][2:])  # the others have low scores

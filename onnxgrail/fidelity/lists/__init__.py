@@ -62,6 +62,11 @@ class Lists:
         self._axes = axes
         self._seen: dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[int, ...]] = {}
 
+    @property
+    def growing(self) -> frozenset[str]:
+        """Return the outputs whose first axis is open: with a single sample, they may be lists without samples."""
+        return frozenset(name for name, axes in self._axes.items() if 0 in axes)
+
     def leveled(self, feed: Feed, wanted: Feed, got: Feed) -> tuple[Feed, Feed]:
         """Return the outputs of two models for a feed, with lists of the same length, at least one row.
 

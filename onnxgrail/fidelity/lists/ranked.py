@@ -22,7 +22,7 @@ Scores = tuple[str, int | None]
 """The output that has the scores, and their column; None if it has nothing else."""
 
 
-def aligned(wanted: Feed, got: Feed, *, single: bool = False) -> Feed:
+def aligned(wanted: Feed, got: Feed, listed: Collection[str] = ()) -> Feed:
     """Return the outputs of a model with detections in the rows of those of the reference that they match.
 
     Matches have the same class, and boxes that overlap or points that are near. A row without a match equals that of
@@ -32,10 +32,10 @@ def aligned(wanted: Feed, got: Feed, *, single: bool = False) -> Feed:
     Args:
         wanted: outputs of the reference, samples first.
         got: outputs of the other model, of the same shapes.
-        single: there is one sample; outputs without an axis of samples, as after non-maximum suppression, list its
-            detections in any order.
+        listed: outputs without an axis of samples that list detections of the only sample, in any order, as after
+            non-maximum suppression.
     """
-    bare = [name for name, array in wanted.items() if single and _lists_one(array)]
+    bare = [name for name in listed if name in wanted and _lists_one(wanted[name])]
     if any(wanted[name].ndim == 1 for name in bare):
         wanted, got = ({**side, **{name: side[name][None] for name in bare if name in side}} for side in (wanted, got))
     else:
