@@ -15,34 +15,40 @@ from onnxgrail.errors import NothingToCompressError
 from tests.tiny import ints, tiny
 
 QUERIES, BEST, HIDDEN = 12, 8, 32
+BOXES = """
+        d = MatMul(h, p)
+        r = Reshape(d, apart)
+        low = Add(r, at)
+        high = Add(low, size)
+        b = Concat <axis=2> (low, high)"""
+
+
+def scored(columns: int, spread: float) -> dict[str, Array]:
+    """Weights of scores, and of boxes that hardly move and are apart from each other."""
+    rng = np.random.default_rng(1)
+    scores = rng.normal(size=(HIDDEN, columns)).astype(np.float32) / spread
+    moves = rng.normal(size=(HIDDEN, QUERIES * 2)).astype(np.float32) / 100
+    at, size = np.stack([np.arange(QUERIES)] * 2, 1).astype(np.float32), np.full((QUERIES, 2), 0.9, np.float32)
+    return {"s": scores, "p": moves, "at": at, "size": size, "last": ints(-1)}
 
 
 def detector() -> ir.Model:
     """Scores that are near each other, and boxes; the best ones are chosen in the graph."""
-    rng = np.random.default_rng(1)
     shapes = {
         "w": (6, HIDDEN),
-        "s": rng.normal(size=(HIDDEN, QUERIES)).astype(np.float32) / 10,
+        **scored(QUERIES, 10),
         "more": np.linspace(2, -4, QUERIES).astype(np.float32),
-        "p": rng.normal(size=(HIDDEN, QUERIES * 2)).astype(np.float32) / 100,
-        "at": np.stack([np.arange(QUERIES)] * 2, 1).astype(np.float32),
-        "size": np.full((QUERIES, 2), 0.9, np.float32),
         "best": ints(BEST),
-        "last": ints(-1),
         "apart": ints(-1, QUERIES, 2),
         "four": ints(1, 1, 4),
     }
-    body = """
+    body = f"""
         a = MatMul(x, w)
         h = Relu(a)
         g = MatMul(h, s)
         l = Add(g, more)
         c = Sigmoid(l)
-        d = MatMul(h, p)
-        r = Reshape(d, apart)
-        low = Add(r, at)
-        high = Add(low, size)
-        b = Concat <axis=2> (low, high)
+        {BOXES}
         scores, i = TopK(c, best)
         j = Unsqueeze(i, last)
         k = Expand(j, four)
@@ -52,13 +58,9 @@ def detector() -> ir.Model:
 
 def suppressing() -> ir.Model:
     """Boxes and scores of two classes, of which the graph lists what suppression leaves, one class after the other."""
-    rng = np.random.default_rng(1)
     shapes = {
         "w": (6, HIDDEN),
-        "s": rng.normal(size=(HIDDEN, QUERIES * 2)).astype(np.float32) / 4,
-        "p": rng.normal(size=(HIDDEN, QUERIES * 2)).astype(np.float32) / 100,
-        "at": np.stack([np.arange(QUERIES)] * 2, 1).astype(np.float32),
-        "size": np.full((QUERIES, 2), 0.9, np.float32),
+        **scored(QUERIES * 2, 4),
         "most": ints(QUERIES),
         "overlap": np.array([0.5], np.float32),
         "least": np.array([0.4], np.float32),
@@ -67,19 +69,14 @@ def suppressing() -> ir.Model:
         "flat": ints(QUERIES, 4),
         "one": ints(1),
         "two": ints(2),
-        "last": ints(-1),
     }
-    body = """
+    body = f"""
         a = MatMul(x, w)
         h = Relu(a)
         g = MatMul(h, s)
         l = Sigmoid(g)
         c = Reshape(l, classes)
-        d = MatMul(h, p)
-        r = Reshape(d, apart)
-        low = Add(r, at)
-        high = Add(low, size)
-        b = Concat <axis=2> (low, high)
+        {BOXES}
         k = NonMaxSuppression(b, c, most, overlap, least)
         scores = GatherND(c, k)
         m = Gather <axis=1> (k, one)

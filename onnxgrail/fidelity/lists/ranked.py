@@ -35,11 +35,9 @@ def aligned(wanted: Feed, got: Feed, listed: Collection[str] = ()) -> Feed:
         listed: outputs without an axis of samples that list detections of the only sample, in any order, as after
             non-maximum suppression.
     """
-    bare = [name for name in listed if name in wanted and _lists_one(wanted[name])]
-    if any(wanted[name].ndim == 1 for name in bare):
+    bare = _without_samples(wanted, listed)
+    if bare:
         wanted, got = ({**side, **{name: side[name][None] for name in bare if name in side}} for side in (wanted, got))
-    else:
-        bare = []
     found = dict(got)
     for scores, group in _lists(wanted, bare):
         if not all(name in got and _comparable(wanted[name], got[name]) for name in group):
@@ -54,9 +52,11 @@ def aligned(wanted: Feed, got: Feed, listed: Collection[str] = ()) -> Feed:
     return {name: array[0] if name in bare else array for name, array in found.items()}
 
 
-def _lists_one(array: object) -> bool:
-    """Return True if an output may list detections of one sample: a number each, or a row."""
-    return isinstance(array, np.ndarray) and array.ndim in (1, 2) and len(array) > 1
+def _without_samples(outputs: Feed, listed: Collection[str]) -> list[str]:
+    """Return the outputs that may list detections of one sample, a number or a row each; none without numbers."""
+    arrays = {name: outputs[name] for name in listed if isinstance(outputs.get(name), np.ndarray)}
+    found = [name for name, array in arrays.items() if array.ndim in (1, 2) and len(array) > 1]
+    return found if any(arrays[name].ndim == 1 for name in found) else []
 
 
 def ranked_scores(outputs: Feed) -> frozenset[str]:
@@ -103,7 +103,7 @@ def _ranked(scores: Array) -> bool:
 def _row(scores: Scores, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the detections of one sample; see `aligned`."""
     name, column = scores
-    p, q = (np.asarray(side[name] if column is None else side[name][:, column], np.float64) for side in (mine, theirs))
+    p, q = (_scores(scores, side).astype(np.float64) for side in (mine, theirs))
     ours, others = _matches(scores, mine, theirs)
     found = {key: np.array(array) for key, array in mine.items()}
     for key, array in found.items():
@@ -115,13 +115,18 @@ def _row(scores: Scores, mine: Mapping[str, Array], theirs: Mapping[str, Array])
     return found
 
 
+def _scores(scores: Scores, side: Mapping[str, Array]) -> Array:
+    """Return the scores (detections,) of one side."""
+    name, column = scores
+    return side[name] if column is None else side[name][:, column]
+
+
 def _matches(scores: Scores, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> tuple[Ints, Ints]:
     """Return the rows of both models that are the same detections."""
     name, column = scores
     sides = []
     for side in (mine, theirs):
-        p = side[name] if column is None else side[name][:, column]
-        some = np.flatnonzero(p > ACTIVE / 2)
+        some = np.flatnonzero(_scores(scores, side) > ACTIVE / 2)
         places = side[_place(side)] if column is None else side[name][:, :BOX]
         sides.append((some, places[some].astype(np.float64), _labels(scores, mine, side)[some]))
     (ours, one, these), (others, two, those) = sides
