@@ -180,12 +180,14 @@ class View:
         stats: one per probe, in the order of `block.probes`; empty if no method needs data.
         gradient: (u,) Σ |W| · g over the unit's consumer weights, g being the root mean square gradient of the norm of
             the region's output, per sample and divided by the root of the rows per sample; None if not needed.
+        kept: number of units that stay, so that a selector need not order them; None if it is not known yet.
     """
 
     block: Block
     weights: Sequence[Floats]
     stats: tuple[Stats, ...]
     gradient: Floats | None = None
+    kept: int | None = None
 
     def of(self, role: Role) -> list[tuple[Slot, Floats]]:
         """Return the slots of a role with their weights."""

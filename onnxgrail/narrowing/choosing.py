@@ -148,8 +148,8 @@ class Run:
         return changes
 
     def _view(self, block: Block, stats: tuple[Stats, ...]) -> View:
-        slopes = self.prepared.gradients.get(block.name)
-        return View(block=block, weights=self.weights(block), stats=stats, gradient=slopes)
+        slopes, kept = self.prepared.gradients.get(block.name), self.kept[block.name]
+        return View(block=block, weights=self.weights(block), stats=stats, gradient=slopes, kept=kept)
 
     def _first(self, view: View) -> Change:
         """Decide one block, before a fold is judged."""

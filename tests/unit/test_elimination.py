@@ -81,6 +81,19 @@ def test_elimination_is_the_naive_one(
     agrees(elimination(view), naive(view))
 
 
+@pytest.mark.parametrize("selector", ["obs", "slimgpt"])
+@pytest.mark.parametrize("kept", [1, 4, 9, 12])
+def test_units_that_stay_are_not_ordered(
+    selector: str, kept: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PANEL", 3)
+    view = mlp(rng, units=13, rows=90)
+    every, some = (SELECTORS[selector](one, rng) for one in (view, replace(view, kept=kept)))
+    gone = every < 13 - kept
+    np.testing.assert_array_equal(some[gone], every[gone])
+    assert np.flatnonzero(~gone).tolist() == np.argsort(some)[-kept:][::-1].tolist()  # the lower index scores higher
+
+
 def test_losses_of_several_consumers_and_probes_add_up(rng: np.random.Generator) -> None:
     view = readers(rng)
     agrees(elimination(view), naive(view))

@@ -7,6 +7,7 @@ import numpy as np
 from onnxgrail.algebra.moments.gram import plus
 from onnxgrail.algebra.moments.regression import Moments
 from onnxgrail.algebra.moments.triangles import add_squares, length
+from onnxgrail.algebra.moments.waiting import Waiting
 from onnxgrail.core import Array, Floats
 
 TOGETHER = 8192  # rows whose products are summed in float32
@@ -21,6 +22,7 @@ class Pairs:
 
     def __init__(self, features: int, outputs: int) -> None:
         self._features, self._outputs = features, outputs
+        self._waiting = Waiting()
         self._single: list[Array] = []  # triangle of z zT, and z xT, in float32
         self._double: list[Floats] = []
         self._small: tuple[Floats, ...] = ()
@@ -28,9 +30,13 @@ class Pairs:
 
     def add(self, z: Array, t: Array, x: Array | None = None) -> None:
         """Add rows of float32 z (n, features), t (n, outputs) and, if that is not t, x (n, inputs)."""
-        if not len(z):
+        if len(z):
+            self._include(*self._waiting.add(z, t, *(() if x is None else (x,))))
+
+    def _include(self, *rows: Array) -> None:
+        if not rows:
             return
-        x = t if x is None else x
+        z, t, x = rows if len(rows) == 3 else (*rows, rows[1])
         if not self._small:
             self._small = tuple(map(np.zeros, (self._features, x.shape[1], self._outputs, 1)))
         gram, cross = self._single or (None, None)
@@ -53,6 +59,7 @@ class Pairs:
 
     def drain(self) -> tuple[Floats, ...]:
         """Return the sums, the triangle of z zT first (empty arrays if no rows were added), and reset them."""
+        self._include(*self._waiting.all())
         several = length(self._features) < self._features**2
         if self._double or not several:
             self.take()

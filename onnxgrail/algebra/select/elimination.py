@@ -29,7 +29,7 @@ class Remaining:
         self.alive = np.arange(len(problem.matrix) // self.members)
         self.fresh = len(self.alive)
         self.inverse = inverse(problem.matrix)
-        self.product = linear().product(problem.columns, problem.columns.T)
+        self.product = linear().squares(problem.columns)
 
     def open(self, count: int) -> None:
         """Allocate buffers for the removal of `count` units."""
@@ -67,7 +67,7 @@ class Remaining:
             keep = features(self.alive, self.members)
             self.inverse = inverse(self.problem.matrix[np.ix_(keep, keep)])
             columns = linear().product(self.inverse, self.target[keep])
-            self.product, self.fresh = linear().product(columns, columns.T), len(self.alive)
+            self.product, self.fresh = linear().squares(columns), len(self.alive)
             return
         keep = features(stay, self.members)
         R, Q, T = (np.ascontiguousarray(rows[:, keep]) for rows in self._rows)
@@ -120,10 +120,10 @@ class Removals(NamedTuple):
     """All units of a block, the least important first.
 
     Attributes:
-        order: (u,) units as they were removed.
+        order: (u,) units as they were removed, then those that stay.
         costs: (u,) squared output error of the block's consumers, summed over calibration rows, that each removal adds
-            if the weights of the remaining units are refitted with the ridge.
-        energy: the squared output itself, which is the sum of the costs.
+            if the weights of the remaining units are refitted with the ridge; 0 for units that stay.
+        energy: the squared output itself, which is the sum of the costs if no unit stays.
     """
 
     order: Ints
@@ -139,7 +139,7 @@ class Removals(NamedTuple):
 
 
 def elimination(view: View, *, alpha: float = ALPHA, batches: Batches = lambda _: repeat(1)) -> Removals:
-    """Eliminate units greedily, with the exact loss of every candidate at every step.
+    """Eliminate units greedily, with the exact loss of every candidate at every step, until `view.kept` stay.
 
     Removing unit g with features g from consumers C costs tr(C_gᵀ (A⁻¹_gg)⁻¹ C_g) if all other weights are refitted, by
     C ← C − A⁻¹_·g (A⁻¹_gg)⁻¹ C_g and A⁻¹ ← A⁻¹ − A⁻¹_·g (A⁻¹_gg)⁻¹ A⁻¹_g·. Only A⁻¹ and M = C Cᵀ are stored: the loss
@@ -163,14 +163,14 @@ def elimination(view: View, *, alpha: float = ALPHA, batches: Batches = lambda _
     for growth in range(GROWTHS + 1):
         try:
             problems = quadratics(view, alpha * 10.0**growth)
-            return _removed(view.block.units, problems, batches(problems))
+            return _removed(view.block.units, view.kept or 0, problems, batches(problems))
         except np.linalg.LinAlgError:
             continue
     raise DataError(f"second moments of block {view.block.name!r} have no inverse", hint="Check the calibration data.")
 
 
-def _removed(units: int, problems: list[Quadratic], batches: Iterator[int]) -> Removals:
-    """Remove all units in batches, the cheapest first."""
+def _removed(units: int, kept: int, problems: list[Quadratic], batches: Iterator[int]) -> Removals:
+    """Remove all units but `kept` in batches, the cheapest first."""
     if not problems:  # all activations are zero: all units are equally unimportant
         return Removals(np.arange(units)[::-1], np.zeros(units), 0.0)
     parts = [Remaining(problem) for problem in problems]
@@ -179,8 +179,8 @@ def _removed(units: int, problems: list[Quadratic], batches: Iterator[int]) -> R
     costs: list[float] = []
     alive = np.arange(units)
     batch = next(batches)
-    while len(alive):
-        room = min(max(size, batch), len(alive))
+    while len(alive) > kept:
+        room = min(max(size, batch), len(alive) - kept)
         for part in parts:
             part.open(room)
         gone: list[int] = []
@@ -193,11 +193,12 @@ def _removed(units: int, problems: list[Quadratic], batches: Iterator[int]) -> R
             for part in parts:
                 part.remove(picks)
             batch = next(batches)
-        for part in parts:
-            part.close(gone)
         order.extend(alive[gone])
         alive = np.delete(alive, gone)
-    return Removals(np.array(order, np.int64), np.array(costs), sum(part.energy for part in parts))
+        for part in parts if len(alive) > kept else ():
+            part.close(gone)
+    ends = np.append(order, alive[::-1]).astype(np.int64), np.append(costs, np.zeros(len(alive)))
+    return Removals(*ends, sum(part.energy for part in parts))
 
 
 def _cheapest(cost: Floats, count: int) -> Ints:

@@ -54,7 +54,7 @@ class Lane(Protocol):
         """Return the difference of two arrays."""
 
     def sums(self, probe: Probe) -> Any:
-        """Return an accumulator of the probe's second moments, with the methods `add`, `take` and `drain` of `Sums`."""
+        """Return an accumulator of the probe's second moments, with `add`, `take`, `drain` and `count` of `Sums`."""
 
     def pairs(self, features: int, outputs: int) -> Any:
         """Return an accumulator of products for a fit, with the methods `add` and `drain` of `Pairs`."""

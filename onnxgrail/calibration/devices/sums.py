@@ -50,7 +50,7 @@ class TensorSums(_Sums):
         self._single: Any = None
         self._double: Any = None
         self._total: Any = self._zeros(probe.width)
-        self._count = 0
+        self.count = 0
 
     def add(self, x: Array, placed: Probe, rows: Bools | None = None) -> None:
         """Add the rows of one batch, see `Sums.add`.
@@ -68,7 +68,7 @@ class TensorSums(_Sums):
         single = flat.dtype != torch.float64 and (peak == 0.0 or SMALLEST < peak < LARGEST)
         for some in flat.split(max(1, NUMBERS // self._probe.width)):
             self._with_room(lambda some=some: self._include(tensor(some, self._device), single))  # type: ignore[misc]
-        self._count += len(flat)
+        self.count += len(flat)
 
     def _include(self, rows: Any, single: bool) -> None:
         """Add rows (n, h), or change nothing if the device is full: every step that needs memory precedes the sums."""
@@ -92,9 +92,9 @@ class TensorSums(_Sums):
             if matrix is not None:
                 self._with_room(lambda matrix=matrix: self._merge(matrix))  # type: ignore[misc]
         self._total += part._total.to(self._total.device)
-        self._count += part._count
+        self.count += part.count
         part._single = part._double = None
-        part._total, part._count = part._zeros(self._probe.width), 0
+        part._total, part.count = part._zeros(self._probe.width), 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
         """Return the sums on the host and reset: the triangle, sums (h,) and the number of rows.
@@ -106,8 +106,8 @@ class TensorSums(_Sums):
             half = np.zeros(width if alone else length(width))
         else:
             half = self._double.cpu().numpy() if alone else packed(self._double.cpu().numpy())
-        found = half, self._total.cpu().numpy(), self._count
-        self._double, self._total, self._count = None, self._zeros(width), 0
+        found = half, self._total.cpu().numpy(), self.count
+        self._double, self._total, self.count = None, self._zeros(width), 0
         return found
 
     def _merge(self, matrix: Any) -> None:

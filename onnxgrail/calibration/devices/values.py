@@ -168,7 +168,7 @@ class ValueSums:
         self._double: Any = None
         self._rest: Any = Squares(probe) if probe.alone else Sums(probe)
         self._total, self._squares = np.zeros((2, probe.width))
-        self._count = 0
+        self.count = 0
 
     def add(self, x: Any, placed: Probe, rows: Bools | None = None) -> None:
         """Add the rows of one batch, see `Sums.add`.
@@ -187,7 +187,7 @@ class ValueSums:
                 self._single = found[0]
                 self._total += found[1]
                 self._squares += found[2]
-                self._count += count
+                self.count += count
                 return
         self._rest.add(self._lane.host(x), placed, rows)
 
@@ -203,8 +203,8 @@ class ValueSums:
         self._rest.take(part._rest)
         self._total += part._total
         self._squares += part._squares
-        self._count += part._count
-        part._single, part._count = None, 0
+        self.count += part.count
+        part._single, part.count = None, 0
         part._total[:] = part._squares[:] = 0
 
     def drain(self) -> tuple[Floats, Floats, int]:
@@ -218,8 +218,8 @@ class ValueSums:
         elif self._double is not None:
             gram = packed(self._lane.host(self._double))
             half = gram if not count else gram + half
-        found = half, self._total + total, self._count + count
-        self._double, self._count = None, 0
+        found = half, self._total + total, self.count + count
+        self._double, self.count = None, 0
         self._total, self._squares = np.zeros((2, self._probe.width))
         return found
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrail.algebra.moments.cross import TOGETHER
 from onnxgrail.algebra.moments.gram import stats_of
 from onnxgrail.algebra.moments.triangles import unpacked
 from onnxgrail.calibration.devices.lanes import HOST, Lane
 from onnxgrail.core import Array, Bools, Floats, Probe, Stats
 from onnxgrail.machine.group.sums import FIRST, Owners, Shard, Tally
-
-GROUP = 4  # batches per group of partial sums, counted from the start of a leaf
 
 Part = tuple[Array, Probe, Bools | None]
 """An activation, the probe with indices placed in it, and the mask of valid rows."""
@@ -24,8 +23,9 @@ Part = tuple[Array, Probe, Bools | None]
 class Totals:
     """Accumulators of the second moments of several probes.
 
-    Every `GROUP` batches are summed in one triangle per probe and added to the leaf's triangle in float64. The tally
-    adds the leaves, and the upper half is filled in at the end.  A lane with `whole` set makes one leaf of all batches.
+    A few thousand rows are summed in one triangle per probe, which is added to the leaf's triangle in float64. The
+    tally adds the leaves, and the upper half is filled in at the end.  A lane with `whole` set makes one leaf of all
+    batches.
     """
 
     def __init__(self, shard: Shard, probes: Sequence[Probe], lane: Lane = HOST) -> None:
@@ -40,12 +40,11 @@ class Totals:
         """
         if self._shard.spare:
             return
-        for sums, parts in zip(self._group, found, strict=True):
-            for array, placed, rows in parts:
-                sums.add(array, placed, rows)
         last = self._shard.closes(batch, whole=self._whole)
-        if last or (batch % self._shard.each + 1) % GROUP == 0:
-            for leaf, group in zip(self._leaf, self._group, strict=True):
+        for leaf, group, parts in zip(self._leaf, self._group, found, strict=True):
+            for array, placed, rows in parts:
+                group.add(array, placed, rows)
+            if last or group.count >= TOGETHER:
                 leaf.take(group)
         if last:
             self._tally.add(batch, (array for leaf in self._leaf for array in _arrays(leaf)))
