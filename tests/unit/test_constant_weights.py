@@ -143,5 +143,5 @@ def test_the_reason_why_a_file_is_hardly_smaller(tmp_path: Path) -> None:
         {"w0": (64, 3), "w1": (64, 64)},
     )
     _, report, _ = small(model, {"x": IMAGES}, tmp_path, ratio=0, quantize="int4")
-    (note,) = report["quantization"]["notes"]
-    assert "layers keep their numbers: Einsum has no form with a few bits per weight" in note
+    said = "layers keep their numbers: Einsum has no form with a few bits per weight"
+    assert sum(said in note for note in report["quantization"]["notes"]) == 1  # another may tell of measured times
