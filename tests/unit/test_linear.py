@@ -66,6 +66,21 @@ def test_blocks_make_the_whole(size: int, kind: type[np.floating], monkeypatch: 
     np.testing.assert_allclose(found, once, rtol=1e-3 if kind is np.float32 else 1e-9)
 
 
+@pytest.mark.parametrize("size", [0, 1, 5, 70, 500])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("whole", [0, linear.WHOLE])
+def test_an_inverse_is_symmetric_and_inverts(
+    size: int, kind: type[np.floating], whole: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "WHOLE", whole)
+    gram = system(size, 0)[0].astype(kind) + size * np.eye(size, dtype=kind)
+    one, many = (Host(threads=threads).inverse(gram.copy()) for threads in (1, 3))
+    assert one.dtype == kind
+    np.testing.assert_allclose(one @ gram, np.eye(size), rtol=0, atol=1e-3 if kind is np.float32 else 1e-11)
+    np.testing.assert_array_equal(one, one.T)
+    np.testing.assert_array_equal(many, one)
+
+
 @pytest.mark.parametrize("place", [0, 300, 700, 1100])
 def test_what_is_not_positive_is_refused(place: int) -> None:
     """In whatever part of a large matrix it shows."""

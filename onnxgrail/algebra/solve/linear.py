@@ -182,9 +182,11 @@ class Host:
     def inverse(self, matrix: Floats) -> Floats:
         """Return the full inverse of a positive definite matrix.
 
-        From row r on, columns that begin with r are the solution with the rest of L alone, which halves the work.
+        From row r on, the columns from r on are the solution with the rest of L alone, which halves the work.
         """
         lower = self._triangle(matrix.copy())
+        if 0 < len(lower) <= WHOLE:
+            return _finite(mirrored(_lapack("potri", lower)(lower.T, lower=0, overwrite_c=1)[0].T))
         found = np.empty_like(lower)
 
         def part(columns: slice) -> None:
@@ -194,10 +196,14 @@ class Host:
             found[rest, columns] = some
 
         self._in_threads(part, parts_of(len(lower), 2 * PARTS))
-        found = mirrored(found)
-        if not np.isfinite(found).all():
-            raise np.linalg.LinAlgError("not finite")
-        return found
+        return _finite(mirrored(found))
+
+
+def _finite(matrix: Floats) -> Floats:
+    """Return the matrix; LinAlgError if a number is not finite."""
+    if not np.isfinite(matrix).all():
+        raise np.linalg.LinAlgError("not finite")
+    return matrix
 
 
 def parts_of(count: int, parts: int = PARTS) -> list[slice]:
