@@ -59,3 +59,21 @@ def test_a_copy_of_the_input_is_far_from_what_a_model_makes_of_it() -> None:
     assert verdict.value > 0.9
     assert found.nmse is not None
     assert found.nmse < 0.01
+
+
+def test_a_state_is_no_image() -> None:
+    """Also where it has the shape of one, and keeps most of what it was."""
+    body = """
+        c = Conv <pads=[1,1,1,1]> (x, w)
+        s = ReduceMean <axes=[1], keepdims=1> (c)
+        t = Mul(s, small)
+        cache_out = Add(cache, t)
+        y = Relu(c)
+    """
+    graph = "float[1,3,16,16] x, float[2,1,16,16] cache => float[1,3,16,16] y, float[2,1,16,16] cache_out"
+    one, two = (
+        tiny(graph, body, {"w": (3, 3, 3, 3), "small": np.array([size], np.float32)}, opset=13) for size in (0.1, 0.11)
+    )
+    feeds = [{"x": x[None], "cache": x[:2, None]} for x in images(8)]
+    found = {one.name: one.verdicts for one in onnxgrail.compare(one, two, data=feeds).outputs}
+    assert [verdict.kind for verdict in found["cache_out"]] == ["state"]

@@ -81,6 +81,10 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
 
 
 def _less(before: Floats, after: Floats) -> bool:
-    """Return True if the losses of the same samples fall by more than chance explains."""
-    gain = before - after
+    """Return True if the losses of the same samples fall by more than chance explains.
+
+    Another output may be the worst one, and have several losses per sample, as states of several layers do.
+    """
+    count = math.gcd(before.size, after.size)
+    gain = before.reshape(count, -1).mean(axis=1) - after.reshape(count, -1).mean(axis=1)
     return gain.size > 1 and float(gain.mean()) > ERRORS * float(gain.std(ddof=1)) / math.sqrt(gain.size)
