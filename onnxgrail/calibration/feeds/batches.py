@@ -78,6 +78,11 @@ class Batches:
         """Return the number of feeds."""
         return len(self.feeds)
 
+    @property
+    def counted(self) -> str:
+        """Return how many samples there are, as text."""
+        return "1 sample" if self.samples == 1 else f"{self.samples} samples"
+
     def scarce(self, held: int = 0) -> str:
         """Return a warning if there are too few samples for reliable statistics; '' otherwise, and for random data.
 
@@ -86,7 +91,6 @@ class Batches:
         """
         if self.synthetic or self.samples + held >= ENOUGH:
             return ""
-        count = "1 sample" if self.samples == 1 else f"{self.samples} samples"
         unseen = "" if held else ", and the check on calibration samples does not show it"
-        see = "" if held else ", and --held-out to see"
-        return f"calibrated on {count}: what is fitted to so few may be far off on others{unseen}; give 32 to 512{see}"
+        advice = "give 32 to 512" if held else "give 32 to 512, and --held-out to see"
+        return f"calibrated on {self.counted}: what is fitted to so few may be far off on others{unseen}; {advice}"

@@ -82,7 +82,7 @@ def check_halves(batches: Batches) -> None:
     """
     if len(batches) < 2:
         raise DataError(
-            f"{batches.source} has a single batch ({batches.samples} samples): none is left to judge the loss",
+            f"{batches.source} has a single batch ({batches.counted}): none is left to judge the loss",
             hint="Give more samples, or --held-out DATA",
         )
 
