@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of, spread
 from onnxgrail.calibration.feeds.signature import padding_mask, takes_vectors
@@ -106,8 +104,8 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     text = text_of(reference, feed, wanted) if looked else None
     scores = None if text is None else text.scores
     clues = clues_of(feed, wanted, scores=scores, known=looked, synthetic=synthetic)
-    images = {name: value for name, value in wanted.items() if not clues.is_state(name, np.shape(value))}
-    bases = {name: base for name, value in images.items() if (base := base_of(value, feed)) is not None}
+    found = ((name, value, base_of(value, feed)) for name, value in wanted.items())
+    bases = {name: base for name, value, base in found if base is not None and not clues.is_state(name, value.shape)}
     clues = replace(clues, ranked=ranked_scores(wanted), changes=frozenset(bases))
     lists, vectors = Lists(open_axes(reference.shapes), clues.lists), takes_vectors(reference.given.values())
     return Comparer(clues, text, lists, vectors, bases)

@@ -8,11 +8,11 @@ from typing import Any, Unpack
 
 from onnxgrail import methods
 from onnxgrail.calibration.prepare import check_data, prepare
-from onnxgrail.calibration.prepared import narrowed
 from onnxgrail.calibration.runtime.custom import Libraries, files_of
 from onnxgrail.calibration.runtime.threads import pinned
 from onnxgrail.finishing import ship as shipping
 from onnxgrail.finishing.empty import check_gain, nothing
+from onnxgrail.finishing.finish import finished
 from onnxgrail.graph.io.mapped import loose, unchanged
 from onnxgrail.graph.io.model_file import external
 from onnxgrail.job.opening import opened
@@ -112,22 +112,20 @@ def compress(
         places = places.reading(reads({"the input": model}, data, held_out, used))
     with opened(recipe, places, custom_ops=custom_ops, group=group, progress=progress) as job:
         check_data(recipe, data)
-        source = prepare(model, data, job, held_out, metric)
-        given = source.original
+        prepared = prepare(model, data, job, held_out, metric)
+        given = prepared.original
         with unchanged(given):
-            agree(job.group, source)
-            shipping.check(source, recipe)
-            bind(job, source, stored, writes=places.beside())
-            source, decision = decided(source, job, stored, curves, told=dry_run)
+            agree(job.group, prepared)
+            shipping.check(prepared, recipe)
+            bind(job, prepared, stored, writes=places.beside())
+            source, decision = decided(prepared, job, stored, curves, told=dry_run)
             if decision.is_empty and not (recipe.keeps_everything or source.trimmed or methods.beside(recipe)):
                 raise nothing(source, decision, job, places)
-            with job.clock.stage("narrow"):
-                slim = narrowed(source, decision.ledger)
             if not job.first:
-                return result_of_follower(source, job, decision, slim)
-            worked = methods.apply(source, decision, slim, job)
+                return result_of_follower(source, job, decision)
             apart = external(given, save_as_external_data)
-            shipped = shipping.ship(source, decision, slim, job, latency=latency, weights=weights_of(target, apart))
+            made, weights = (source, decision), weights_of(target, apart)
+            (source, decision), worked, shipped = finished(prepared, made, job, latency=latency, weights=weights)
             check_gain(source, decision, shipped, job, places)
             with job.clock.stage("write"):
                 written = places.write(shipped.model, job, apart=apart, sources=[given])

@@ -38,8 +38,8 @@ def check_gain(prepared: Prepared, decision: Decision, shipped: Shipped, job: Jo
     if grown is not None:
         raise _refused(prepared, decision, job, places, *grown)
     search = decision.allocation.found
-    loss = (shipped.keys["quantization"] or {}).get("loss")
-    if search is not None and loss is not None and loss["bound"] > search.limit:
+    if search is not None and shipped.exceeds(search):
+        loss = shipped.keys["quantization"]["loss"]
         text = f"the quantized model may lose up to {loss['bound']:.2%}, more than --max-loss {100 * search.limit:g}%"
         cause = "--minimize size" if job.recipe.quantize == "none" else "--quantize"
         hint = f"Give --max-loss {100 * rounded_up(loss['bound']):.3g}% or more, or leave out {cause}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail.allocation.found import Found
 from onnxgrail.core import Recipe
 from onnxgrail.fidelity import Fidelity
 from onnxgrail.finishing.verify import passes
@@ -41,6 +42,11 @@ class Shipped:
         """Return True if the outputs are close enough and, with `--strict`, the target runtime takes the model."""
         target = self.keys["target"]
         return passes(self.results, recipe) and (target is None or not target["strict"] or target["passed"])
+
+    def exceeds(self, search: Found | None) -> bool:
+        """Return True if the quantized model may lose more than a search was allowed to."""
+        loss = (self.keys["quantization"] or {}).get("loss")
+        return search is not None and loss is not None and bool(loss["bound"] > search.limit)
 
     def made(self, worked: Worked, written: Mapping[Path, str]) -> Made:
         """Return the results of the run: these, those of further methods, and the checksums of the written files."""

@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
-from onnxgrail.calibration.prepared import Prepared, judged_by
+from onnxgrail.calibration.prepared import Prepared, judged_by, narrowed
 from onnxgrail.core import Block, BlockError, Change, Ints, Outcome, Slot
 from onnxgrail.graph.cuts.places import located, nodes_of
 from onnxgrail.graph.io.mapped import loose
@@ -67,8 +66,9 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
     return make_report(job, sections)
 
 
-def result_of_follower(prepared: Prepared, job: Job, decision: Decision, slim: ir.Model) -> Result:
+def result_of_follower(prepared: Prepared, job: Job, decision: Decision) -> Result:
     """Return the result of a process that writes nothing: the narrowed model, marked as the written one is."""
+    slim = narrowed(prepared, decision.ledger)
     mark(slim, job.recipe)
     told = report_of(prepared, job, decision, Made(slim=slim))
     return Result(report=told, output=None, model=loose(slim), gates_passed=True)

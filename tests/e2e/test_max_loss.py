@@ -156,7 +156,7 @@ def test_samples_of_one_batch_are_split(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_single_sample_leaves_none_to_judge(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a single batch \(1 samples\): none is left to judge the loss"):
+    with pytest.raises(DataError, match=r"a single batch \(1 sample\): none is left to judge the loss"):
         compressed(model, tmp_path / "o.onnx", data=inputs(1))
 
 
