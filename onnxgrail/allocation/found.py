@@ -71,6 +71,7 @@ class Found:
         next_limit, next_cost: a larger loss, and the cost that a candidate had with it, or that is predicted for it;
             None if there is neither.
         cheapest: the smallest step: block, width, units; None if no block has a step.
+        key: names the found widths in the folder of a run that can be continued.
         spared: weights with more bits in all candidates than `--quantize` gives, with the reason: 16 where it gives 8,
             or 8 that a runtime converts.
     """
@@ -85,6 +86,7 @@ class Found:
     next_limit: float | None = None
     next_cost: float | None = None
     cheapest: tuple[str, int, int] | None = None
+    key: str = ""
     spared: Mapping[str, str] = field(default_factory=dict)
 
     @property

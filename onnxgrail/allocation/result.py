@@ -56,16 +56,6 @@ class Curve:
     effect: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Other:
-    """Another candidate that holds: its number among those tried, its cost, widths of blocks, and bits of weights."""
-
-    number: int
-    cost: float
-    widths: Mapping[str, int]
-    bits: Mapping[str, int]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Allocation:
     """The widths of all blocks, and how they were chosen.
@@ -77,7 +67,7 @@ class Allocation:
         budget: None if a ratio was given.
         note: a message for the user.
         curves: the error of each block over its width, if measured.
-        found: the search that found the widths, if there was one; others: further candidates that hold, cheapest first.
+        found: the search that found the widths, if there was one.
         bits: weight -> its bits, if these count for the size; 32 for a weight that keeps its numbers.
         block_size: weights that share a scale then.
     """
@@ -90,7 +80,6 @@ class Allocation:
     note: str = ""
     curves: tuple[Curve, ...] = ()
     found: Found | None = None
-    others: tuple[Other, ...] = ()
     bits: Mapping[str, int] = field(default_factory=dict)
     block_size: int | None = None
 
@@ -137,7 +126,6 @@ def allocation_of(record: Record) -> Allocation:
         rounding=tuple(Rounding(**row) for row in notes.pop("rounding")),
         curves=tuple(_curve(**row) for row in notes.pop("curves", ())),
         found=None if found is None else found_of(found),
-        others=tuple(Other(**row) for row in notes.pop("others", ())),
         budget=None if budget is None else Budget(**{**budget, "target": Target(**budget["target"])}),
         **notes,
     )

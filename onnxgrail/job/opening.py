@@ -17,7 +17,7 @@ from onnxgrail.job.resume import replaceable
 from onnxgrail.machine.group.sums import SOLO, Group
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Clock, Progress
-from onnxgrail.machine.steps.journal import NO_JOURNAL, Folder
+from onnxgrail.machine.steps.journal import Folder, Searched
 from onnxgrail.machine.steps.steps import Steps
 
 
@@ -47,5 +47,5 @@ def opened(
     with kept as folder, registered(custom_ops), solving_on(recipe.providers), noting_left():
         if first:
             places.check_ready(functools.partial(replaceable, folder))
-        steps = Steps(group=group, journal=folder or NO_JOURNAL)
+        steps = Steps(group=group, journal=folder or Searched())
         yield Job(recipe=recipe, steps=steps, clock=Clock(progress))

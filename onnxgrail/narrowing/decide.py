@@ -26,8 +26,6 @@ from onnxgrail.narrowing.rotation import rotated, with_needed
 from onnxgrail.narrowing.widths import allocated, cheap, with_curves
 from onnxgrail.recipe import selection
 
-NEXT = "fitted to all data, what the search chose would lose too much: another candidate that holds is taken"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Decision:
@@ -193,32 +191,6 @@ def decided(
         refusals=refusals,
         share=share,
     )
-
-
-def next_decided(prepared: Prepared, decision: Decision, job: Job) -> tuple[Prepared, Decision]:
-    """Decide what becomes of the model at the widths of the next candidate that holds, in this process alone.
-
-    Args:
-        prepared: the model and its data, as they were given to `decided`.
-        decision: that of a candidate; its allocation has others.
-        job: the run.
-    """
-    last = decision.allocation
-    one, *others = last.others
-    units = {block.name: block.units for block in decision.chosen}
-    widths = {name: width for name, width in one.widths.items() if width < units[name]}
-    source, found = decided(prepared, Job(recipe=replace(job.recipe, widths=widths), clock=job.clock))
-    search = None if last.found is None else replace(last.found, chosen=one.number, cost=one.cost)
-    allocation = replace(
-        found.allocation,
-        used=last.used,
-        note="; ".join(filter(None, (last.note, NEXT))),
-        found=search,
-        others=tuple(others),
-        bits=one.bits,
-        block_size=last.block_size,
-    )
-    return source, replace(found, allocation=allocation)
 
 
 def _kept(changes: Sequence[Change]) -> dict[str, int]:

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 
 from onnxgrail.allocation.choose import allocate, simple, with_names
-from onnxgrail.allocation.few import Bits, rungs_within
-from onnxgrail.allocation.ladders import Cost, Widths
+from onnxgrail.allocation.few import rungs_within
+from onnxgrail.allocation.ladders import Cost
 from onnxgrail.allocation.losses import Search, alone, curves_of, search_of
 from onnxgrail.allocation.measures import measure_of
-from onnxgrail.allocation.result import Allocation, Other, allocation_of, at_widths, of_allocation
+from onnxgrail.allocation.result import Allocation, allocation_of, at_widths, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, impact_macs
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.dense import Dense
@@ -90,19 +90,12 @@ def _searched(search: Search) -> Allocation:
         cost = _no_larger(prepared, cost)
     slow, _ = slow_weights(prepared, prepared.model, search.job, "before narrowing")
     spared = {**dict.fromkeys(halves_of(prepared, recipe), MANY), **slow}
-    chosen, found, held = within(task_of(search, cost, limit_of(recipe), spared))
-    widths, bits = _paying(prepared, chosen)
-    sides = [(found.tried[number].cost, number, *_paying(prepared, other)) for number, other in held]
-    others = tuple(Other(number=n, cost=price, widths=some, bits=few) for price, n, some, few in sides)
+    widths, found = within(task_of(search, cost, limit_of(recipe), spared))
+    widths, bits = split(widths)
+    widths = prepared.paying(widths)
     found = dataclasses.replace(found, spared=spared)
     done = at_widths(prepared, blocks, recipe, widths, widths)
-    return dataclasses.replace(done, used="search", found=found, others=others, note=note, bits=bits)
-
-
-def _paying(prepared: Prepared, widths: Widths) -> tuple[Widths, Bits]:
-    """Return the widths of blocks that pay, and the bits of weights."""
-    blocks, bits = split(widths)
-    return prepared.paying(blocks), bits
+    return dataclasses.replace(done, used="search", found=found, note=note, bits=bits)
 
 
 def _no_larger(prepared: Prepared, cost: Cost) -> Cost:

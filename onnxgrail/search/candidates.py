@@ -149,7 +149,7 @@ class Candidates:
             whole: judge on all samples, also if the fit to one half alone shows that the limit is exceeded.
         """
         made = functools.partial(self._judged, widths, math.inf if whole else self._task.limit)
-        loss, self._backward = self._task.search.job.steps.alone().once(f"loss {key_of(widths)}", made, JUDGED)
+        loss, self._backward = self._task.search.job.steps.alone().once(judging(key_of(widths)), made, JUDGED)
         return loss
 
     def _judged(self, widths: Widths, limit: float) -> tuple[Judged, bool]:
@@ -220,6 +220,11 @@ def _part(prepared: Prepared, numbers: tuple[int, ...]) -> Prepared:
 def key_of(widths: Widths) -> str:
     """Return the key of some widths in the folder of a run that can be continued."""
     return hashlib.sha256(json.dumps(widths, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def judging(key: str) -> str:
+    """Return the name of the step that judges a candidate, by the key of its widths."""
+    return f"loss {key}"
 
 
 def told(loss: Loss) -> Judged:

@@ -26,10 +26,8 @@ FAILED = 3  # candidates of which none holds, after which the whole model in its
 NEXT, FAR = 2.0, 4.0  # times the limit: the larger loss whose cost is predicted, and the largest one that is told
 
 
-def within(task: Task) -> tuple[Widths, Found, list[tuple[int, Widths]]]:
+def within(task: Task) -> tuple[Widths, Found]:
     """Return the widths of lowest cost whose loss is within the limit, and how they were found.
-
-    The widths of the other candidates that hold follow, with their numbers, the cheapest first.
 
     Args:
         task: see `Task`.
@@ -39,7 +37,6 @@ def within(task: Task) -> tuple[Widths, Found, list[tuple[int, Widths]]]:
     """
     paths = paths_within(task, BEYOND * task.limit + SLACK)
     tried: dict[str, Candidate] = {}
-    asked: list[Widths] = []
     smallest: list[tuple[Step, Judged]] = []
     narrows = False
     patience = PATIENCE[task.search.recipe.effort]
@@ -58,7 +55,6 @@ def within(task: Task) -> tuple[Widths, Found, list[tuple[int, Widths]]]:
                 smallest.append((path.steps[0], loss))
             one = Candidate(steps=steps, cost=path.cost(steps), predicted=path.loss(steps), loss=loss)
             tried[key_of(widths)] = one
-            asked.append(widths)
             tick()
             return loss.bound
 
@@ -80,8 +76,7 @@ def within(task: Task) -> tuple[Widths, Found, list[tuple[int, Widths]]]:
                 path, best = cheaper((path, best), paths.without(blocks), seek)
         if not best and task.search.recipe.quantize != "none":
             bound(path, best)  # the whole model with rounded weights
-    found = _found(task, path, tried, best, _cheapest(path, smallest), crossed=candidates.crossed)
-    return path.widths(best), found, [(number, asked[number]) for number in _others(found)]
+    return path.widths(best), _found(task, path, tried, best, _cheapest(path, smallest), crossed=candidates.crossed)
 
 
 def _found(
@@ -109,13 +104,8 @@ def _found(
         next_limit=None if more is None else more[0],
         next_cost=None if more is None else more[1],
         cheapest=cheapest,
+        key=last,
     )
-
-
-def _others(found: Found) -> list[int]:
-    """Return the numbers of the candidates that hold and were not chosen, the cheapest first."""
-    held = [n for n, one in enumerate(found.tried) if n != found.chosen and one.loss.bound <= found.limit]
-    return sorted(held, key=lambda number: found.tried[number].cost)
 
 
 def _cheapest(path: Path, alone: Sequence[tuple[Step, Judged]]) -> tuple[str, int, int] | None:

@@ -51,6 +51,29 @@ class NoJournal:
 
 
 NO_JOURNAL = NoJournal()
+SEARCH = ("harm ", "fitted ", "compared ", "loss ")  # how the keys of small records of a search begin
+
+
+class Searched:
+    """A journal in memory, of the steps of a search alone, by which a run may search once more.
+
+    It knows such steps of the journal before it, too, and none of the others.
+    """
+
+    def __init__(self, before: Journal = NO_JOURNAL) -> None:
+        self._before = before
+        self._records: dict[str, Record] = {}
+
+    def get(self, key: str) -> Record | None:
+        """Return the record of a key; None if it is no step of a search, or has not been finished."""
+        if not key.startswith(SEARCH):
+            return None
+        return self._records.get(key) or self._before.get(key)
+
+    def put(self, key: str, record: Record) -> None:
+        """Keep a finished step of a search, also in place of a record before."""
+        if key.startswith(SEARCH):
+            self._records[key] = record
 
 
 class Folder:
