@@ -236,7 +236,7 @@ class _Judge:
         return True
 
     def result(self) -> tuple[Table, ...]:
-        """Return the sums of all samples, one table per part."""
+        """Return the sums of all samples, one table per part; none of an output that is empty in all samples."""
         return tuple(
             Table(
                 output=self.name,
@@ -247,7 +247,7 @@ class _Judge:
                 details=spread.details(),
             )
             for part, table, spread in zip(self.parts, self.tables, self.spreads, strict=True)
-            if table
+            if any(map(len, table))
         )
 
     def verdicts(self) -> tuple[Verdict, ...]:
