@@ -14,7 +14,8 @@ LEAST, MOST = 1e-4, 1e4  # bounds of the measured loss over the predicted one
 CAUTION = 0.5  # share of the room above a candidate that holds, per candidate that failed since
 OTHERS = 4  # most times that a search goes on without blocks that were predicted wrongly
 AGAIN = 2  # candidates of each path that goes on
-FILLED, GAIN = 0.8, 0.005  # share of the limit from which no path goes on, and share of the cost that it has to save
+FILLED, GAIN = 0.8, 0.005  # share of the limit from which no path goes on, and share of the cost that is worth a try
+MORE = 0.02  # the same, as a share of what is saved already
 Judged = Callable[[Path, int], float]
 """Returns the measured bound of the loss after a number of steps of a path."""
 
@@ -98,6 +99,11 @@ def _saved(path: Path, before: int, after: int) -> float:
     return (path.cost(before) - path.cost(after)) / path.before
 
 
+def _little(path: Path, good: int, most: int) -> bool:
+    """Return True if steps after those that hold save too little for another candidate."""
+    return _saved(path, good, most) < min(GAIN, MORE * _saved(path, 0, good))
+
+
 def first_fails(path: Path, seek: Seek) -> bool:
     """Return True if the first candidate that `farthest` tries on a path exceeds the limit."""
     return bool(path.steps) and seek.judged(path, max(_promised(path, seek.limit), 1)) > seek.limit
@@ -129,6 +135,7 @@ def farthest(path: Path, seek: Seek, first: int = 0, known: Reach | None = None)
     The measured loss over the predicted one is taken as constant at first. Afterwards it is extrapolated (log-log) from
     two candidates that do not hold, and interpolated between those that hold and that do not; each candidate that fails
     after one that holds makes the next step more cautious (Illinois rule), since it would only creep downwards else.
+    The search ends where what is left between them saves little.
 
     Args:
         path: nested widths with predicted losses.
@@ -141,7 +148,7 @@ def farthest(path: Path, seek: Seek, first: int = 0, known: Reach | None = None)
     wanted = first or _promised(path, seek.limit)
     for _ in range(seek.patience.tries):
         place, wanted = _next(path, seek.limit, found, (good, bad), wanted), 0
-        if place is None or (good and seek.stop()):
+        if place is None or (good and (seek.stop() or _little(path, good, bad - 1))):
             break
         found[place] = seek.judged(path, place)
         if found[place] <= seek.limit:

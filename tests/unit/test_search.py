@@ -20,7 +20,7 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.core import Block, Change, Floats, Reducer, View
 from onnxgrail.report.notes import little
 from onnxgrail.search import trials
-from onnxgrail.search.bisect import Seek, cheaper, farthest
+from onnxgrail.search.bisect import Seek, _little, cheaper, farthest
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
 from onnxgrail.search.path import Path, Paths, Step, path_of
 from onnxgrail.search.within import further
@@ -113,6 +113,15 @@ def test_what_is_chosen_holds_and_few_candidates_are_tried(
     assert best == 0 or factor * path.loss(best) ** power <= limit
     if best == 0:
         assert factor * path.loss(1) ** power > limit
+
+
+def test_the_search_ends_where_little_is_left() -> None:
+    """Less than half a percent of the cost, and than two percent of what is saved."""
+    path = steps(np.geomspace(1e-4, 0.3, 950).tolist())
+    assert _little(path, 900, 904)
+    assert not _little(path, 900, 906)
+    assert _little(path, 100, 101)
+    assert not _little(path, 100, 103)
 
 
 def test_a_smooth_loss_is_met_closely() -> None:
