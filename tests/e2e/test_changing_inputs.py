@@ -15,6 +15,7 @@ import onnxgrail
 from onnxgrail.calibration.feeds.kinds import arrays
 from onnxgrail.commands import compare, compress
 from onnxgrail.errors import DataError, ModelError
+from onnxgrail.finishing import finish
 from onnxgrail.graph.io import inside, mapped, model_file
 
 from . import nets
@@ -58,7 +59,7 @@ def before(function: Callable[..., Any], change: Callable[[], None]) -> Callable
 
 STAGES = [
     (compress, "decided"),
-    (compress, "narrowed"),
+    (finish, "narrowed"),
     (model_file, "save"),
     (model_file, "write_inline"),
     (model_file, "check_unchanged"),
@@ -87,7 +88,7 @@ def test_a_model_that_changes(
 
 @pytest.mark.parametrize("external", [False, True])
 def test_a_dry_run_and_separate_weights(external: bool, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compress, "narrowed", before(compress.narrowed, lambda: touched(place / "w.bin")))
+    monkeypatch.setattr(finish, "narrowed", before(finish.narrowed, lambda: touched(place / "w.bin")))
     words = {**WORDS, "dry_run": not external, "save_as_external_data": external}
     with pytest.raises(ModelError, match=r"w.bin' changed while it was used \(it was written again\)"):
         onnxgrail.compress(place / "m.onnx", data=nets.vectors(), **words)

@@ -21,8 +21,8 @@ import onnxgrail
 from bench import large_model
 from onnxgrail.calibration import observe as observing
 from onnxgrail.calibration.observe import observe
-from onnxgrail.commands import compress
 from onnxgrail.errors import ModelError
+from onnxgrail.finishing import finish
 from onnxgrail.graph.io import inside, model_file, shelves
 from onnxgrail.graph.io.mapped import LARGE, Mapped
 from onnxgrail.machine.files import unchanged
@@ -317,13 +317,13 @@ def test_new_weights_of_all_layers_wait_in_files(
 ) -> None:
     monkeypatch.setattr(shelves, "SHELF", 256)
     ledgers = []
-    whole = compress.narrowed
+    whole = finish.narrowed
 
     def narrowed(prepared: Any, ledger: Any) -> ir.Model:
         ledgers.append(ledger)
         return whole(prepared, ledger)
 
-    monkeypatch.setattr(compress, "narrowed", narrowed)
+    monkeypatch.setattr(finish, "narrowed", narrowed)
     data, source = ids(64), llama if where == "beside" else inline
     onnxgrail.compress(source, tmp_path / "small.onnx", data=data, unit_ratio=0.5, compensate=compensate)
     (ledger,) = ledgers
