@@ -43,10 +43,10 @@ class Shipped:
         target = self.keys["target"]
         return passes(self.results, recipe) and (target is None or not target["strict"] or target["passed"])
 
-    def exceeds(self, search: Found | None) -> bool:
+    def exceeds(self, search: Found) -> bool:
         """Return True if the quantized model may lose more than a search was allowed to."""
         loss = (self.keys["quantization"] or {}).get("loss")
-        return search is not None and loss is not None and bool(loss["bound"] > search.limit)
+        return loss is not None and bool(loss["bound"] > search.limit)
 
     def made(self, worked: Worked, written: Mapping[Path, str]) -> Made:
         """Return the results of the run: these, those of further methods, and the checksums of the written files."""
