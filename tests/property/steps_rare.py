@@ -166,15 +166,6 @@ def sampled(g: Sketch, x: str) -> str:
     return g.same(f'GridSample<mode="{mode}", padding_mode="border">({x}, {grid})', x)
 
 
-def fused_conv(g: Sketch, x: str) -> str:
-    c, h, w = channels(g, x, 1), channels(g, x, 2), channels(g, x, 3)
-    out = g.width()
-    residual = [n for n, s in g.shapes.items() if s == ("N", out, h, w)]
-    also = f", {g.one(*residual)}" if residual and g.one(True, False) else ""
-    known = f"{g.weight(out, c, 1, 1)}, {g.weight(out)}{also}"
-    return g.add(f'com.microsoft.FusedConv<activation="Relu", kernel_shape=[1,1]>({x}, {known})', "N", out, h, w)
-
-
 def computed_kernel(g: Sketch, x: str) -> str:
     """A weight that is normalised in the graph."""
     c, h, w = channels(g, x, 1), channels(g, x, 2), channels(g, x, 3)
@@ -209,4 +200,4 @@ RARE_ON_VECTORS: list[Step] = [*RARE, scattered]
 RARE_ON_ROWS: list[Step] = [
     *RARE, by_microsoft, by_microsoft, fused_attention, fused_attention, norm_by_root, backwards, similar, across,
 ]  # fmt: skip
-RARE_ON_MAPS: list[Step] = [*RARE, sampled, fused_conv, computed_kernel, mean_and_variance, windows, windows]
+RARE_ON_MAPS: list[Step] = [*RARE, sampled, computed_kernel, mean_and_variance, windows, windows]

@@ -21,21 +21,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "matmul": (X, f"y = {MS}FusedMatMul<alpha=0.5>(x, w)", SQUARE),
     "matmul_turned": (X, f"y = {MS}FusedMatMul<transA=1, transB=1>(x, w)", {"w": (7, 5)}),
     "matmul_batch": (X, f"y = {MS}FusedMatMul<transBatchA=1, transBatchB=1, transB=1>(x, w)", {"w": (4, 5, 8)}),
-    "gemm": (
-        "float[5,8] x",
-        f'y = {MS}FusedGemm<activation="LeakyRelu", activation_alpha=0.3, transB=1, alpha=0.5>(x, w, g)',
-        {"w": (6, 8), "g": (6,)},
-    ),
-    "conv_relu": (
-        "float[2,3,6,6] x",
-        f'y = {MS}FusedConv<activation="Relu", pads=[1,1,1,1]>(x, w, g)',
-        {"w": (4, 3, 3, 3), "g": (4,)},
-    ),
-    "conv_clip": (
-        "float[2,3,6,6] x",
-        f'y = {MS}FusedConv<activation="Clip", activation_params=[0.0, 0.4], strides=[2,2]>(x, w)',
-        {"w": (4, 3, 3, 3)},
-    ),
     "skip_norm": (X, f"z = MatMul(x, w)\ny = {MS}SkipLayerNormalization(x, z, g, b, c)", SQUARE | NORM),
     "skip_norm_sum": (
         X, f"z = MatMul(x, w)\nn, , , s = {MS}SkipLayerNormalization(x, z, g)\ny = Add(n, s)", {**SQUARE, "g": (8,)},

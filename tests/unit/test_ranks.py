@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -94,6 +96,18 @@ def test_two_convolutions_are_the_same_function(form: str, *, bias: bool) -> Non
     same(model, other)
 
 
+@pytest.mark.parametrize("computed", ["Cast<to=1>(w)", "Div(u, s)"])
+def test_a_weight_may_be_computed_from_constants(computed: str) -> None:
+    body = f"u = Cast<to=1>(w)\nc = {computed}\nh = Conv<pads=[1,1,1,1]>(x, c)\nr = Relu(h)\ny = Conv(r, v)"
+    numbers = np.random.default_rng(0).normal(size=(MANY, FEW, 3, 3)).astype(np.float16)
+    model = tiny("float[2,32,6,5] x => float[] y", body, {"w": numbers, "v": (4, MANY, 1, 1), "s": np.float32([2])})
+    found = rotatable(model, observe(model, feed(model)), ("rank",))
+    (name,) = found.heads
+    other = rotate(found, {name: basis_for(replace(found, heads={"w": found.heads[name]}))})
+    assert len(pairs_of(other, trace(other, observe(other, feed(model))))) == 1
+    same(model, other)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_fewer_channels_between_them_are_a_projection(form: str) -> None:
     model = convolved(form, bias=True)
@@ -116,7 +130,6 @@ REFUSED = {
     "one tap": "h = Conv(x, single)\ny = Relu(h)",
     "groups": "h = Conv<group=2>(x, grouped)\ny = Relu(h)",
     "shared": "h = Conv<pads=[1,1,1,1]>(x, w)\nk = Relu(h)\ny = Conv<pads=[1,1,1,1]>(k, w)",
-    "computed": "z = Add(w, w)\nh = Conv(x, z)\ny = Relu(h)",
     "many to few": "h = Conv(x, narrow)\ny = Relu(h)",
 }
 

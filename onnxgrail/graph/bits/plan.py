@@ -45,7 +45,7 @@ VECTOR = "its input has one axis"
 CELLS = "recurrent layers keep more bits"
 LAYERS = "fused layers keep more bits"
 RECURRENT = ("LSTM", "GRU", "RNN")
-KEPT_FUSED = ("Attention", "EmbedLayerNormalization", "FusedGemm")
+KEPT_FUSED = ("Attention", "EmbedLayerNormalization")
 SMALLER = "it would not get smaller"
 SPARED = "the size leaves room for all of its bits"
 

@@ -19,14 +19,12 @@ SLOTS = {
 FUSED = {
     "Attention": (1,),
     "EmbedLayerNormalization": (2, 3, 4),
-    "FusedConv": (1,),
-    "FusedGemm": (1,),
     "FusedMatMul": (0, 1),
 }  # of ONNX Runtime; the standard has another Attention, without weights
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PASSING = ("Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 LOOP = "Loop"
-CONVOLUTIONS, TRANSPOSED = ("Conv", "FusedConv", "ConvTranspose"), "ConvTranspose"
+CONVOLUTIONS, TRANSPOSED = ("Conv", "ConvTranspose"), "ConvTranspose"
 PRODUCTS = ("MatMul", "FusedMatMul")
 
 
@@ -47,7 +45,7 @@ def axes_of(node: ir.Node, slot: int, value: ir.Value) -> tuple[int, ...] | None
         return (rank - 1,) if node.op_type in (*PASSING, LOOP) else None
     if node.op_type in CONVOLUTIONS:
         return tuple(axis for axis in range(rank) if axis != int(node.op_type == TRANSPOSED))
-    if node.op_type in ("Gemm", "FusedGemm", "Attention"):
+    if node.op_type in ("Gemm", "Attention"):
         return (integer(node, "transB"),)
     if node.op_type in PRODUCTS:
         turned = bool(integer(node, "transB" if slot else "transA"))

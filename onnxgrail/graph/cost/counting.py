@@ -24,12 +24,12 @@ RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 Shapes = Callable[[str], tuple[int, ...]]
 
 PRODUCTS = RECURRENT | {
-    "Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits",
+    "Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "FusedMatMul", "MatMulNBits",
     "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearConv", "QLinearMatMul",
     *MIXTURES,
 }  # fmt: skip
 BEHIND_SCALES = frozenset({"QLinearConv", "QLinearMatMul"})  # their weight is the fourth input
-CONVOLUTIONS = frozenset({"Conv", "FusedConv", "DeformConv", "ConvInteger", "QLinearConv"})
+CONVOLUTIONS = frozenset({"Conv", "DeformConv", "ConvInteger", "QLinearConv"})
 READERS = PRODUCTS | {"BatchNormalization"}
 
 

@@ -21,7 +21,7 @@ LINEAR = frozenset({"MatMul", "Gemm", "FusedMatMul"})
 WEIGHTED = frozenset(
     {
         "Attention", "Conv", "ConvInteger", "ConvTranspose", "DynamicQuantizeLSTM",
-        "DynamicQuantizeMatMul", "Einsum", "FusedConv", "FusedGemm", "GRU", "LSTM", "MatMulInteger",
+        "DynamicQuantizeMatMul", "Einsum", "GRU", "LSTM", "MatMulInteger",
         "MatMulIntegerToFloat", "MatMulNBits", "MoE", "QAttention", "QLinearConv", "QLinearMatMul", "QMoE", "RNN",
     }
 )  # fmt: skip

@@ -20,11 +20,11 @@ PASSING = frozenset(
 
 # Operands that are matrices or filters; operands that are biases or scales.
 MATRICES = {
-    "MatMul": (0, 1), "FusedMatMul": (0, 1), "Gemm": (0, 1), "FusedGemm": (0, 1), "Conv": (1,), "FusedConv": (1,),
+    "MatMul": (0, 1), "FusedMatMul": (0, 1), "Gemm": (0, 1), "Conv": (1,),
     "ConvTranspose": (1,), "Attention": (1,),
 }  # fmt: skip
 VECTORS = {
-    "Gemm": (2,), "FusedGemm": (2,), "Conv": (2,), "FusedConv": (2,), "ConvTranspose": (2,), "Attention": (2,),
+    "Gemm": (2,), "Conv": (2,), "ConvTranspose": (2,), "Attention": (2,),
     "MultiHeadAttention": (3,), "Add": (0, 1), "Mul": (0, 1), "Sub": (0, 1), "BiasGelu": (1,), "FastGelu": (1,),
     "PRelu": (1,), "LayerNormalization": (1, 2), "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,),
     "SkipLayerNormalization": (2, 3, 4), "SkipSimplifiedLayerNormalization": (2, 3), "GroupNormalization": (1, 2),

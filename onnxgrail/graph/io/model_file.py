@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.errors import ModelError, OnnxGrailError, OutputError, first_cause
+from onnxgrail.graph.flatten.activations import unfuse
 from onnxgrail.graph.flatten.functions import inlined
 from onnxgrail.graph.flatten.sequences import unpack
 from onnxgrail.graph.io.inside import Split, hold, split
@@ -37,7 +38,8 @@ LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the gr
 def load(source: Source) -> ir.Model:
     """Read a model; external data stays on disk and is mapped, and local functions are inlined.
 
-    Sequences that only hold the pieces of a split are replaced by a Split node.
+    Sequences that only hold the pieces of a split are replaced by a Split node, and activations that are fused into
+    layers become nodes.
 
     Raises:
         ModelError: not an ONNX model, truncated, external data missing or outside the model's folder, sparse weights.
@@ -52,6 +54,7 @@ def load(source: Source) -> ir.Model:
     if held > PROTOBUF:
         raise _too_large("the given model", held)
     unpack(model)
+    unfuse(model)
     return model
 
 

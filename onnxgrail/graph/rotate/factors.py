@@ -89,12 +89,12 @@ def _read_directly(model: ir.Model, head: ir.Node, table: ir.Value) -> None:
 
 def convolutions(model: ir.Model, facts: Facts) -> list[ir.Node]:
     """Return the convolutions of several taps that a second one of a single tap can make cheaper."""
-    return [node for node in model.graph if node.op_type == "Conv" and _is_divisible(node, model.graph, facts)]
+    return [node for node in model.graph if node.op_type == "Conv" and _is_divisible(node, facts)]
 
 
-def _is_divisible(conv: ir.Node, graph: ir.Graph, facts: Facts) -> bool:
+def _is_divisible(conv: ir.Node, facts: Facts) -> bool:
     weight, source = weight_of(conv, facts), conv.inputs[0]
-    if weight is None or weight.name not in graph.initializers or len(list(weight.uses())) > 1 or source is None:
+    if weight is None or len(list(weight.uses())) > 1 or source is None:
         return False
     known = facts.has_floats(source.name or "") and facts.has_floats(key(conv)) and source.name not in facts.constants
     shape = facts.shapes[weight.name or ""]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.nn import functional as nn
 
 from onnxgrail.torchgraph.call import Call, Function, Tensor, filled
-from onnxgrail.torchgraph.ops.conv import conv
-from onnxgrail.torchgraph.ops.linear import gemm
 from onnxgrail.torchgraph.ops.norm import layer_norm, rms_norm
-from onnxgrail.torchgraph.ops.pointwise import TABLE as POINTWISE
 
 EPSILON = 1e-12  # default of skip and embedding normalization
 
@@ -32,27 +28,6 @@ def _matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
     right = turned(b, bool(call.get("transBatchB", 0)), bool(call.get("transB", 0)))
     alpha = call.get("alpha", 1.0)
     return left @ right if alpha == 1 else alpha * (left @ right)
-
-
-def _activated(call: Call, y: Tensor, parameters: Mapping[str, Any]) -> Tensor:
-    name = call.get("activation", "")
-    if not name:
-        return y
-    found: Tensor = POINTWISE[name](dataclasses.replace(call, attributes=parameters), y)
-    return found
-
-
-def _gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
-    slopes = {n.removeprefix("activation_"): v for n, v in call.attributes.items() if n.startswith("activation_")}
-    return _activated(call, gemm(call, a, b, c), slopes)
-
-
-def _conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None, added: Tensor | None = None) -> Tensor:
-    y = conv(call, x, w, b)
-    y = y if added is None else y + added
-    parameters = call.get("activation_params", ())
-    names = ("min", "max") if call.get("activation") == "Clip" else ("alpha", "beta")
-    return _activated(call, y, dict(zip(names, parameters, strict=False)))
 
 
 def _normed(norm: Function, call: Call, x: Tensor, *weights: Tensor | None) -> Any:
@@ -83,8 +58,6 @@ def _embed(call: Call, *inputs: Tensor | None) -> tuple[Tensor, ...]:
 TABLE: dict[str, Function] = {
     "FusedMatMul": _matmul,
     "TransposeMatMul": _matmul,
-    "FusedGemm": _gemm,
-    "FusedConv": _conv,
     "SkipLayerNormalization": _skip_norm,
     "SkipSimplifiedLayerNormalization": _skip_norm,
     "EmbedLayerNormalization": _embed,

@@ -152,7 +152,7 @@ def _attended(flow: Flow, output: ir.Value) -> bool:
             continue
         marked = [v for v in node.inputs if v is not None and v.name in flow.marks]
         constant = [v for v in node.inputs if v is not None and v.name in flow.facts.constants]
-        linear = node.op_type in ("MatMul", "FusedMatMul", "Gemm", "Conv", "FusedConv")
+        linear = node.op_type in ("MatMul", "FusedMatMul", "Gemm", "Conv")
         if node.op_type in (*PRESENT, "Softmax", "Einsum") or (linear and not constant):
             return True
         queue += [] if linear else marked

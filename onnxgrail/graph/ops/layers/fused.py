@@ -1,14 +1,13 @@
-"""Fused ops of ONNX Runtime: a standard op combined with an activation, a bias or a residual sum."""
+"""Fused ops of ONNX Runtime: a standard op combined with an activation, a bias, a residual sum or a transposition."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from onnxgrail.graph.attributes import MICROSOFT, integer
-from onnxgrail.graph.ops.layers.conv import conv_marks, narrow_conv
-from onnxgrail.graph.ops.layers.linear import VECTOR, Form, gemm, linear, product, stacked
+from onnxgrail.graph.ops.layers.linear import VECTOR, Form, linear, product, stacked
 from onnxgrail.graph.ops.rule import narrow, rule
-from onnxgrail.graph.ops.tensors.broadcast import Operand, combine, operand
+from onnxgrail.graph.ops.tensors.broadcast import combine, operand
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.ops.tensors.pointwise import binary, unary
 from onnxgrail.graph.ops.tensors.reduce import GROUP, MIXED, PARAMETERS, mix
@@ -19,21 +18,6 @@ COMPUTED = "its weight is computed at run time or has more than two axes"
 
 rule("Gelu", domain=MICROSOFT)(unary)
 rule("BiasGelu", "FastGelu", "BiasAdd", domain=MICROSOFT)(binary)
-rule("FusedGemm", domain=MICROSOFT)(gemm)
-narrow("FusedConv", domain=MICROSOFT)(narrow_conv)
-
-
-@rule("FusedConv", domain=MICROSOFT)
-def fused_conv(site: Site) -> None:
-    """Pass as Conv; tie a summed tensor to the outputs position by position."""
-    marks = conv_marks(site)
-    if site.name(3):
-        shape = site.out_shape()
-        own = Operand(0, shape, tuple(marks), constant=False, offset=0)
-        site.kind(marks[0].labels if marks else np.zeros(0, dtype=np.int64), "stream")
-        site.emit(combine(site, [own, operand(site, 3, len(shape))], shape))
-    else:
-        site.emit(marks)
 
 
 @rule("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)

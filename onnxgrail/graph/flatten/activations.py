@@ -1,0 +1,81 @@
+"""Separate the activations that ONNX Runtime fuses into convolutions and `Gemm`; it fuses them again when it loads."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrail.graph.attributes import MICROSOFT
+from onnxgrail.graph.rewrite.unique import free_name
+
+LAYERS = {"FusedConv": "Conv", "FusedGemm": "Gemm"}
+ACTIVATION = "activation"
+NAMES = {  # the attributes of each activation, in the order of a convolution's `activation_params`
+    "Relu": (), "Tanh": (), "Sigmoid": (), "Softplus": (), "Softsign": (), "Clip": ("min", "max"),
+    "LeakyRelu": ("alpha",), "Elu": ("alpha",), "HardSigmoid": ("alpha", "beta"),
+}  # fmt: skip
+INPUTS = 11  # first opset in which the limits of Clip are inputs
+
+
+def unfuse(model: ir.Model) -> None:
+    """Replace each fused layer by a layer, the sum with another tensor if it has one, and an activation, in place."""
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        if node.domain == MICROSOFT and node.op_type in LAYERS and node.graph is not None:
+            activation = node.attributes.get(ACTIVATION)
+            name = activation.as_string() if activation is not None else ""
+            if not name or name in NAMES:
+                _separate(node, name, model.opset_imports.get("", 0))
+
+
+def _separate(fused: ir.Node, activation: str, opset: int) -> None:
+    out = fused.outputs[0]
+    own = [a for name, a in fused.attributes.items() if not name.startswith(ACTIVATION)]
+    summed = fused.inputs[3] if len(fused.inputs) > 3 else None
+    steps = [ir.Node("", LAYERS[fused.op_type], fused.inputs[:3], own, num_outputs=1, name=fused.name)]
+    if summed is not None:
+        steps.append(ir.Node("", "Add", [steps[-1].outputs[0], summed], num_outputs=1))
+    if activation:
+        steps += _activation(activation, steps[-1].outputs[0], _parameters(fused, activation), opset)
+    _put(fused, steps, out)
+
+
+def _parameters(fused: ir.Node, activation: str) -> dict[str, float]:
+    """Return the numbers of an activation: a list of a convolution, or attributes of their own of `FusedGemm`."""
+    if fused.op_type == "FusedConv":
+        given = fused.attributes.get(f"{ACTIVATION}_params")
+        return dict(zip(NAMES[activation], () if given is None else given.as_floats(), strict=False))
+    found = {name: fused.attributes.get(f"{ACTIVATION}_{name}") for name in NAMES[activation]}
+    return {name: given.as_float() for name, given in found.items() if given is not None}
+
+
+def _activation(op: str, source: ir.Value, numbers: dict[str, float], opset: int) -> list[ir.Node]:
+    """Return the nodes of an activation, the last one after the constants that it reads."""
+    if op == "Clip" and opset >= INPUTS:
+        dtype = np.float32 if source.dtype is None else source.dtype.numpy()
+        limits = [_number(value, dtype) for value in numbers.values()]
+        return [*limits, ir.Node("", op, [source, *(node.outputs[0] for node in limits)], num_outputs=1)]
+    attributes = [ir.AttrFloat32(name, value) for name, value in numbers.items()]
+    return [ir.Node("", op, [source], attributes, num_outputs=1)]
+
+
+def _number(value: float, dtype: np.dtype | type) -> ir.Node:
+    return ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.asarray(value, dtype)))], num_outputs=1)
+
+
+def _put(fused: ir.Node, steps: list[ir.Node], out: ir.Value) -> None:
+    """Put nodes in the place of another one; the last one's output takes over its name."""
+    graph = fused.graph
+    assert graph is not None
+    for node in steps:
+        graph.insert_before(fused, node)  # before the next one gets its names, which must be others
+        node.metadata_props.update(fused.metadata_props)
+        if node is not steps[0]:
+            node.name = free_name(graph, f"{fused.name or out.name}/{node.op_type}")
+        if node is not steps[-1]:
+            node.outputs[0].name = free_name(graph, f"{out.name}/{node.op_type}")
+            node.outputs[0].type = out.type
+    last, name = steps[-1].outputs[0], out.name
+    last.type, last.shape = out.type, out.shape
+    out.replace_all_uses_with(last, replace_graph_outputs=True)
+    graph.remove(fused, safe=True)
+    out.name, last.name = None, name
