@@ -160,7 +160,7 @@ def _schedule(search: Search, measure: Measure, limit: float) -> tuple[str, Idea
         name = "global" if tells(search.prepared, search.recipe) else "uniform"
     if name == "global":
         return name, search.least_harm(measure, limit)
-    if name == "flap":
+    if name == "flap" and search.ladders:
         return name, schedules.flap(search.ladders, evidence(search, fluctuation))
     return name, schedules.depth(search.ladders) if name == "depth" else plain
 

@@ -123,8 +123,9 @@ def test_declared_shapes_of_weights_count(tmp_path: Path) -> None:
     assert not any("missed" in note for note in report["notes"])
 
 
-def test_bits_alone_remove_nothing(wide: Path) -> None:
-    _, report = small(wide, "bits.onnx", target_size="25%", only_bits=True)
+@pytest.mark.parametrize("allocate", ["auto", "flap"])
+def test_bits_alone_remove_nothing(wide: Path, allocate: str) -> None:
+    _, report = small(wide, "bits.onnx", target_size="25%", only_bits=True, allocate=allocate)
     assert narrowed(report) == 0
     assert report["model"]["params_after"] == report["model"]["params_before"]
     with pytest.raises(UsageError, match=r"--target-size 8% is out of reach: with 3 weights in as few bits") as caught:

@@ -109,6 +109,18 @@ def test_nodes_that_read_one_tensor_in_float_share_a_cast(tmp_path):
     assert try_out(tmp_path / "o.onnx", [np.ones((2, 4), np.float32)]) == Trial()
 
 
+def test_weights_of_two_branches_may_have_one_name(tmp_path):
+    """The tool takes them for one weight, and ends with an assertion."""
+    bodies = [f"{name} () => (float[1,3] {name}) <float[4,3] w = {{{', '.join('1' * 12)}}}> {{ {name} = MatMul(x, w) }}"
+              for name in ("a", "b")]  # fmt: skip
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (bool c, float[1,4] x) => (float[1,3] y) {{
+    y = If (c) <then_branch = {bodies[0]}, else_branch = {bodies[1]}> }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    half.convert(tmp_path / "m.onnx", tmp_path / "o.onnx")
+    assert try_out(tmp_path / "o.onnx", [np.array(True), np.ones((1, 4), np.float32)]) == Trial()
+
+
 # ---------------------------------------------------------------------------------------------------- the child process
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from onnxgrail.calibration.runtime.trial import Trial
 
@@ -33,14 +36,32 @@ def convert(source: Path, target: Path, blocked: Sequence[str] = ()) -> None:
 
 
 def named(source: Path) -> onnx.ModelProto:
-    """Return a model whose nodes have names, without recorded shapes, which would contradict the new types."""
-    proto: onnx.ModelProto = onnx.load(source)
+    """Return a model whose nodes have names, without recorded shapes, which would contradict the new types.
+
+    The tool takes weights of two branches for one if they have the same name: here their names differ.
+    """
+    proto = _distinct(onnx.load(source))
     del proto.graph.value_info[:]
     taken = {node.name for node in proto.graph.node}
     for number, node in enumerate(proto.graph.node):
         if not node.name and (name := f"{node.op_type}_{number}") not in taken:
             node.name = name
     return proto
+
+
+def _distinct(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with another name for each weight of a body that has the name of an earlier weight."""
+    model = ir.from_proto(proto)
+    found = Counter(weight.name for graph in model.graphs() for weight in graph.initializers.values())
+    if max(found.values(), default=1) == 1:
+        return proto
+    values = {value.name for node in model.graph.all_nodes() for value in (*node.inputs, *node.outputs) if value}
+    for graph in model.graph.subgraphs():
+        for weight in list(graph.initializers.values()):
+            name = next(n for k in count() if (n := f"{weight.name}_{k}") not in values)
+            values.add(name)
+            weight.name = name
+    return ir.to_proto(model)
 
 
 def _apart(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
