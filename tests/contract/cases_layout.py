@@ -170,6 +170,20 @@ CASES = [
         note="strided-computed",
         weights={"two": ints(2), "a": ints(1), "s": ints(2)},
     ),
+    Case(
+        op="Slice",
+        body="n = Shape<start=1, end=2>(h)\ne = Slice(v, o, n, o)\nz = Add(h, e)",
+        weights={"v": (9, 8), "o": ints(0)},
+        frame="tokens",
+        note="positions",
+    ),
+    Case(
+        op="Slice",
+        body="n = Shape<start=1, end=2>(h)\ne = Slice(v, o, n, a)\nz = Add(h, e)",
+        weights={"v": (1, 9, 8), "o": ints(0), "a": ints(1)},
+        frame="tokens",
+        note="positions-3",
+    ),
     Case(op="Slice", body="z = Slice<axes=[2], starts=[1], ends=[3]>(h)", frame="maps", opset=9, note="space-9"),
     Case(
         op="Slice",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
@@ -114,16 +114,29 @@ def taken(mark: Mark, axis: int, positions: Ints) -> Mark:
 
 @rule("Slice", since=10)
 def slicing(site: Site) -> None:
-    """Slice the labels."""
+    """Slice the labels; a table of positions, of which some rows are taken, produces its last axis."""
     ranges = slices(site)
     if ranges is None:
         site.freeze(site.marks(0), RUNTIME)
+        return
+    if _takes_rows(site, ranges):
+        last = len(site.shape(0)) - 1
+        produced = site.weight(0, last)
+        site.carry(0, Mark((last,), produced), "producer")
+        site.emit([Mark((last,), produced)])
         return
     marks = list(site.marks(0))
     for axis, bounds in ranges.items():
         positions = np.arange(site.shape(0)[axis])[bounds]
         marks = [taken(m, axis, positions) for m in marks]
     site.emit(marks if 0 not in site.out_shape() else [])
+
+
+def _takes_rows(site: Site, ranges: Container[int]) -> bool:
+    """Return True for a constant of floats of which all of the last axis stays; a mask is sliced there, too."""
+    again = any(use.node.op_type == "Slice" for use in site.node.outputs[0].uses())
+    last = len(site.shape(0)) - 1
+    return site.is_constant(0) and site.letter(0) == "f" and last > 0 and last not in ranges and not again
 
 
 @rule("Slice", since=1)
