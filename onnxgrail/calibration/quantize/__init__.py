@@ -216,11 +216,11 @@ def _dynamic(source: Path, target: Path) -> None:
 
     proto = _plain(source)
     name_nodes(proto.graph)
-    empty = {tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims}
+    ranks = {tensor.name: 0 if 0 in tensor.dims else max(len(tensor.dims), 1) for tensor in proto.graph.initializer}
     quantize_dynamic(
         proto,
         target,
-        nodes_to_exclude=[node.name for node in proto.graph.node if _is_no_layer(node, empty)],
+        nodes_to_exclude=[node.name for node in proto.graph.node if _is_no_layer(node, ranks)],
         op_types_to_quantize=list(DYNAMIC),
         per_channel=True,
         reduce_range=True,  # as in `_static`
@@ -228,9 +228,16 @@ def _dynamic(source: Path, target: Path) -> None:
     )
 
 
-def _is_no_layer(node: onnx.NodeProto, empty: set[str]) -> bool:
-    """Return True for nodes of another op than the tool takes them for, and for those with an empty weight."""
-    return (node.op_type == "Attention" and not node.domain) or not empty.isdisjoint(node.input)
+def _is_no_layer(node: onnx.NodeProto, ranks: Mapping[str, int]) -> bool:
+    """Return True for nodes of another op than the tool takes them for, and for those with an empty weight or a vector.
+
+    Args:
+        node: any node.
+        ranks: number of axes of each weight, 0 for an empty one.
+    """
+    least = 2 if node.op_type == "MatMul" else 1
+    other = node.op_type == "Attention" and not node.domain
+    return other or any(ranks.get(name, least) < least for name in node.input)
 
 
 @contextlib.contextmanager
