@@ -103,9 +103,11 @@ def test_a_weight_may_be_computed_from_constants(computed: str) -> None:
     model = tiny("float[2,32,6,5] x => float[] y", body, {"w": numbers, "v": (4, MANY, 1, 1), "s": np.float32([2])})
     found = rotatable(model, observe(model, feed(model)), ("rank",))
     (name,) = found.heads
-    other = rotate(found, {name: basis_for(replace(found, heads={"w": found.heads[name]}))})
+    basis = np.linalg.qr(basis_for(replace(found, heads={"w": found.heads[name]})))[0]  # for half precision
+    other = rotate(found, {name: basis})
     assert len(pairs_of(other, trace(other, observe(other, feed(model))))) == 1
-    same(model, other)
+    arrays = feed(model)
+    np.testing.assert_allclose(run(other, arrays)["y"], run(model, arrays)["y"], rtol=1e-3, atol=5e-2)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -14,6 +14,7 @@ from onnxgrail.graph.cost.counting import is_weight
 from onnxgrail.graph.io.mapped import like
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.trace.facts import half_of
 
 Place = tuple[ir.Node, int]
 
@@ -64,10 +65,36 @@ def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, capture
     if is_sole(graph, value, places, captured):
         assign(value, array)
         return set()
-    fresh = constant(graph, array, f"{value.name}/narrowed", old=value)
+    fresh = in_its_place(graph, value, array, f"{value.name}/narrowed")
     for node, position in places:
         node.replace_input_with(position, fresh)
     return {value}
+
+
+def in_its_place(graph: ir.Graph, value: ir.Value, array: Array, name: str) -> ir.Value:
+    """Create a constant that takes the place of another one, in half precision before a cast if that one is stored so.
+
+    Numbers that half precision cannot hold stay in float32.
+
+    Args:
+        graph: changed in place.
+        value: the other constant.
+        array: the new numbers.
+        name: the preferred name.
+    """
+    half, cast = half_of(value), value.producer()
+    if half is None or half.const_value is None or cast is None:
+        return constant(graph, array, name, old=value)
+    with np.errstate(over="ignore"):
+        numbers = array.astype(half.const_value.dtype.numpy())
+    if not np.isfinite(numbers.astype(np.float32)).all():
+        return constant(graph, array, name, old=value)
+    stored = constant(graph, numbers, f"{half.name}/narrowed", old=half)
+    node = ir.Node("", "Cast", [stored], list(cast.attributes.values()), num_outputs=1, name=free_name(graph, name))
+    fresh = node.outputs[0]
+    fresh.name, fresh.type, fresh.shape = free_name(graph, name), value.type, ir.Shape(array.shape)
+    graph.insert_after(cast, node)
+    return fresh
 
 
 def own_node(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.Node:

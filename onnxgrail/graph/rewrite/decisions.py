@@ -16,7 +16,7 @@ from onnxgrail.graph import ops  # noqa: F401  registers the rewrites
 from onnxgrail.graph.attributes import given
 from onnxgrail.graph.ops.rule import find_narrow
 from onnxgrail.graph.ops.tensors.cut import Cut, constant
-from onnxgrail.graph.rewrite.assign import assign, is_sole, sweep
+from onnxgrail.graph.rewrite.assign import assign, in_its_place, is_sole, sweep
 from onnxgrail.graph.rewrite.computed import fill, give, lay_out, pick
 from onnxgrail.graph.rewrite.shift import shift_biases
 from onnxgrail.graph.rewrite.stored import Growth, User, cut_stored, follow
@@ -112,7 +112,7 @@ def _cut(
     if is_sole(graph, value, places, captured):
         assign(value, array)
         return set()
-    return give(places, constant(graph, array, f"{param}/narrowed", old=value))
+    return give(places, in_its_place(graph, value, array, f"{param}/narrowed"))
 
 
 def _write_sizes(graph: ir.Graph, weight: ir.Value, survey: Survey) -> set[str]:

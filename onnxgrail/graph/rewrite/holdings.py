@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxgrail.graph.cost.counting import READERS, is_weight
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.stored.spread import spread_of
-from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
+from onnxgrail.graph.trace.facts import Facts, captures, constant_of, half_of, key
 from onnxgrail.graph.trace.sizes import SOURCES
 from onnxgrail.graph.trace.survey import Form, Holding, Operand, Source
 
@@ -162,7 +162,8 @@ class _Finder:
         value = next(iter(self.values[param]))
         node = value.producer()
         filled = node is not None and node.op_type == "ConstantOfShape"
-        bits = 0 if filled else 8 * self.facts.dtypes[name].itemsize
+        half = half_of(value)
+        bits = 0 if filled else 8 * self.facts.dtypes[half.name or "" if half is not None else name].itemsize
         form = Form(operand, shape, None, picked=False, counted=_counts(value, self.facts), bits=bits, stored=stored)
         if stored is not None or node is None or filled or _bytes(form) <= given:
             return form

@@ -10,12 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Feed, Ints
+from onnxgrail.graph.attributes import given, integer
 from onnxgrail.graph.stored.integers import Stored
 
 OWN, CHOICE = "onnxgrail", "If"  # domain and name of the in-memory operator that replaces an If with flattened branches
 Branch = tuple[str, str]
 """Key of a choice node, and one of its branches: "then" or "else"."""
 
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
@@ -100,10 +102,22 @@ def grid_of(index: Array) -> tuple[Ints, ...]:
     return tuple(lines)
 
 
+def half_of(value: ir.Value) -> ir.Value | None:
+    """Return the weight in half precision that a cast to float32 makes a value of; None for any other value."""
+    cast = value.producer()
+    if cast is None or cast.op_type != "Cast" or integer(cast, "to") != ir.DataType.FLOAT:
+        return None
+    source = given(cast, 0)
+    return source if source.const_value is not None and source.const_value.dtype in HALVES else None
+
+
 def constant_of(value: ir.Value | None, name: str, facts: Facts) -> Array | None:
-    """Return the numbers of a constant: from its value, else those observed under the name."""
+    """Return the numbers of a constant: from its value or what is cast to it, else those observed under the name."""
     if value is not None and value.const_value is not None:
         return value.const_value.numpy()
+    half = None if value is None else half_of(value)
+    if half is not None and half.const_value is not None:
+        return half.const_value.numpy().astype(np.float32)
     return facts.values.get(name)
 
 
