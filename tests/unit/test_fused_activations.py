@@ -79,6 +79,14 @@ def test_limits_of_an_old_clip_are_attributes() -> None:
     assert [round(clip.attributes[name].as_float(), 3) for name in ("min", "max")] == [0.0, 0.4]
 
 
+def test_limits_have_the_type_of_the_weight() -> None:
+    body = f'y = {MS}FusedConv<activation="Clip", activation_params=[0.0, 0.4]>(x, w)'
+    weights = {"w": np.ones((3, 3, 1, 1), np.float16)}
+    model = tiny("float16[2,3,6,6] x => float16[] y", body, weights, imports={"com.microsoft": 1})
+    limits = [node.attributes["value"].as_tensor() for node in load(model).graph if node.op_type == "Constant"]
+    assert [limit.dtype for limit in limits] == [ir.DataType.FLOAT16] * 2
+
+
 def test_a_fused_layer_in_a_branch_is_separated_too() -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
     g (bool c, float[1,3,6,6] x, float[3,3,1,1] w) => (float[1,3,6,6] y)

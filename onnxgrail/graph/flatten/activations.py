@@ -19,12 +19,13 @@ INPUTS = 11  # first opset in which the limits of Clip are inputs
 
 def unfuse(model: ir.Model) -> None:
     """Replace each fused layer by a layer, the sum with another tensor if it has one, and an activation, in place."""
-    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+    opset = model.opset_imports.get("", 0)
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)) if opset else ():
         if node.domain == MICROSOFT and node.op_type in LAYERS and node.graph is not None:
             activation = node.attributes.get(ACTIVATION)
             name = activation.as_string() if activation is not None else ""
             if not name or name in NAMES:
-                _separate(node, name, model.opset_imports.get("", 0))
+                _separate(node, name, opset)
 
 
 def _separate(fused: ir.Node, activation: str, opset: int) -> None:
@@ -35,7 +36,14 @@ def _separate(fused: ir.Node, activation: str, opset: int) -> None:
     if summed is not None:
         steps.append(ir.Node("", "Add", [steps[-1].outputs[0], summed], num_outputs=1))
     if activation:
-        steps += _activation(activation, steps[-1].outputs[0], _parameters(fused, activation), opset)
+        numbers = _parameters(fused, activation)
+        if activation == "Clip" and opset >= INPUTS:
+            limits = [_limit(fused, value) for value in numbers.values()]
+            read = [steps[-1].outputs[0], *(node.outputs[0] for node in limits)]
+            steps += [*limits, ir.Node("", activation, read, num_outputs=1)]
+        else:
+            attributes = [ir.AttrFloat32(name, value) for name, value in numbers.items()]
+            steps.append(ir.Node("", activation, steps[-1].outputs[:1], attributes, num_outputs=1))
     _put(fused, steps, out)
 
 
@@ -48,17 +56,10 @@ def _parameters(fused: ir.Node, activation: str) -> dict[str, float]:
     return {name: given.as_float() for name, given in found.items() if given is not None}
 
 
-def _activation(op: str, source: ir.Value, numbers: dict[str, float], opset: int) -> list[ir.Node]:
-    """Return the nodes of an activation, the last one after the constants that it reads."""
-    if op == "Clip" and opset >= INPUTS:
-        dtype = np.float32 if source.dtype is None else source.dtype.numpy()
-        limits = [_number(value, dtype) for value in numbers.values()]
-        return [*limits, ir.Node("", op, [source, *(node.outputs[0] for node in limits)], num_outputs=1)]
-    attributes = [ir.AttrFloat32(name, value) for name, value in numbers.items()]
-    return [ir.Node("", op, [source], attributes, num_outputs=1)]
-
-
-def _number(value: float, dtype: np.dtype | type) -> ir.Node:
+def _limit(fused: ir.Node, value: float) -> ir.Node:
+    """Return a constant of the type that the layer computes in."""
+    weight = fused.inputs[1]
+    dtype = np.float32 if weight is None or weight.dtype is None else weight.dtype.numpy()
     return ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.asarray(value, dtype)))], num_outputs=1)
 
 
