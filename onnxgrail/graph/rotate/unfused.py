@@ -1,4 +1,4 @@
-"""Separate the residual sums that ONNX Runtime fuses into normalizations."""
+"""Separate the residual sums and the moved batch axes that ONNX Runtime fuses into normalizations and products."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import MICROSOFT, number
+from onnxgrail.graph.attributes import MICROSOFT, integer, number
 from onnxgrail.graph.io.opset import opset_of
+from onnxgrail.graph.products import FUSED as PRODUCTS
 from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.rotate.marked import PLAIN
 from onnxgrail.graph.trace.facts import Facts
@@ -15,6 +16,7 @@ from onnxgrail.graph.trace.facts import Facts
 FUSED = {"SkipLayerNormalization": "LayerNormalization", "SkipSimplifiedLayerNormalization": PLAIN}
 EPSILON = 1e-12  # the default of both
 LAYER_NORM = 17  # first opset with LayerNormalization
+MOVED = ("transBatchA", "transBatchB")  # attributes of fused products, for each operand
 
 
 def separate(model: ir.Model, facts: Facts) -> Facts:
@@ -30,6 +32,31 @@ def separate(model: ir.Model, facts: Facts) -> Facts:
             shapes |= dict.fromkeys(sums, shapes[source])
             dtypes |= dict.fromkeys(sums, dtypes[source])
     return replace(facts, shapes=shapes, dtypes=dtypes) if fused else facts
+
+
+def move_before(model: ir.Model, facts: Facts) -> Facts:
+    """Put a Transpose before each operand of a product whose first axis the product itself moves after the others.
+
+    The model is changed in place; the facts are returned with the values between the two.
+    """
+    shapes, dtypes = dict(facts.shapes), dict(facts.dtypes)
+    for node in model.graph:
+        for position, name in enumerate(MOVED if node.domain == MICROSOFT and node.op_type in PRODUCTS else ()):
+            value = node.inputs[position]
+            shape = shapes.get(value.name or "") if value is not None else None
+            if value is None or shape is None or not integer(node, name):
+                continue
+            order = [*range(1, len(shape) - 1), 0, len(shape) - 1]
+            label = free_name(model.graph, f"{value.name}/moved")
+            moved = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", order)], num_outputs=1, name=label)
+            made = moved.outputs[0]
+            made.name, made.type = label, value.type
+            model.graph.insert_before(node, moved)
+            node.replace_input_with(position, made)
+            del node.attributes[name]
+            shapes[label] = tuple(shape[axis] for axis in order)
+            dtypes[label] = dtypes[value.name or ""]
+    return replace(facts, shapes=shapes, dtypes=dtypes)
 
 
 def _separated(graph: ir.Graph, node: ir.Node) -> list[ir.Value]:
