@@ -19,11 +19,14 @@ RNG = np.random.default_rng(0)
 DATA = {"x": RNG.normal(size=(128, 24)).astype(np.float32)}
 
 
-def model() -> ir.Model:
-    """Two layers, the first with a bias in half precision, too."""
+def model(*, turned: bool = False) -> ir.Model:
+    """Two layers, the first with a bias in half precision, too; matrices may be transposed after the cast."""
     shapes = {"v": (24, 192), "b": (192,), "w": (192, 8)}
     weights = {name: (RNG.normal(size=shape) / 8).astype(np.float16) for name, shape in shapes.items()}
     body = "\n".join(f"{name}32 = Cast<to=1>({name})" for name in weights)
+    if turned:
+        weights = {name: np.ascontiguousarray(array.T) for name, array in weights.items()}
+        body = "\n".join(f"{name}c = Cast<to=1>({name})\n{name}32 = Transpose({name}c)" for name in weights)
     return tiny(
         "float[N,24] x => float[] y",
         f"{body}\na = MatMul(x, v32)\nh = Add(a, b32)\nr = Relu(h)\ny = MatMul(r, w32)",
@@ -31,9 +34,10 @@ def model() -> ir.Model:
     )
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("compensate", ["none", "grail", "best"])
-def test_they_lose_units_and_stay_in_half_precision(compensate: Any, tmp_path: Path) -> None:
-    ir.save(model(), tmp_path / "m.onnx")
+def test_they_lose_units_and_stay_in_half_precision(compensate: Any, tmp_path: Path, *, turned: bool) -> None:
+    ir.save(model(turned=turned), tmp_path / "m.onnx")
     choices: dict[str, Any] = {"data": DATA, "unit_ratio": 0.5, "compensate": compensate}
     entry = onnxgrail.compress(tmp_path / "m.onnx", tmp_path / "o.onnx", **choices).report.data["model"]
     assert entry["params_after"] - 96 * (24 + 1 + 8) == (8 if compensate == "best" else 0)  # best adds a shift

@@ -82,18 +82,19 @@ def in_its_place(graph: ir.Graph, value: ir.Value, array: Array, name: str) -> i
         array: the new numbers.
         name: the preferred name.
     """
-    half, cast = half_of(value), value.producer()
-    if half is None or half.const_value is None or cast is None:
+    half, last = half_of(value), value.producer()
+    if half is None or half.const_value is None or last is None:
         return constant(graph, array, name, old=value)
     with np.errstate(over="ignore"):
         numbers = array.astype(half.const_value.dtype.numpy())
     if not np.isfinite(numbers.astype(np.float32)).all():
         return constant(graph, array, name, old=value)
     stored = constant(graph, numbers, f"{half.name}/narrowed", old=half)
-    node = ir.Node("", "Cast", [stored], list(cast.attributes.values()), num_outputs=1, name=free_name(graph, name))
+    to = ir.AttrInt64("to", int(ir.DataType.FLOAT))
+    node = ir.Node("", "Cast", [stored], [to], num_outputs=1, name=free_name(graph, name))
     fresh = node.outputs[0]
     fresh.name, fresh.type, fresh.shape = free_name(graph, name), value.type, ir.Shape(array.shape)
-    graph.insert_after(cast, node)
+    graph.insert_after(last, node)
     return fresh
 
 

@@ -18,6 +18,7 @@ Branch = tuple[str, str]
 """Key of a choice node, and one of its branches: "then" or "else"."""
 
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+LAYOUTS = ("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten")  # of as many numbers
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
@@ -103,22 +104,27 @@ def grid_of(index: Array) -> tuple[Ints, ...]:
 
 
 def half_of(value: ir.Value) -> ir.Value | None:
-    """Return the weight in half precision that a cast to float32 makes a value of; None for any other value."""
-    cast = value.producer()
-    if cast is None or cast.op_type != "Cast" or integer(cast, "to") != ir.DataType.FLOAT:
-        return None
-    source = given(cast, 0)
-    return source if source.const_value is not None and source.const_value.dtype in HALVES else None
+    """Return the weight in half precision that a cast to float32 makes a value of; None for any other value.
+
+    Its numbers may be laid out anew before or after the cast.
+    """
+    node, casts = value.producer(), 0
+    while node is not None and node.op_type in ("Cast", *LAYOUTS) and not node.domain:
+        if node.op_type == "Cast":
+            casts += 1 if integer(node, "to") == ir.DataType.FLOAT else 2
+        value = given(node, 0)
+        node = value.producer()
+    tensor = value.const_value
+    return value if casts == 1 and tensor is not None and tensor.dtype in HALVES else None
 
 
 def constant_of(value: ir.Value | None, name: str, facts: Facts) -> Array | None:
-    """Return the numbers of a constant: from its value or what is cast to it, else those observed under the name."""
+    """Return the numbers of a constant: from its value, observed under the name, or from what is cast to it."""
     if value is not None and value.const_value is not None:
         return value.const_value.numpy()
-    half = None if value is None else half_of(value)
-    if half is not None and half.const_value is not None:
-        return half.const_value.numpy().astype(np.float32)
-    return facts.values.get(name)
+    found = facts.values.get(name)
+    half = half_of(value) if value is not None and found is None else None  # which no run has seen yet
+    return found if half is None or half.const_value is None else half.const_value.numpy().astype(np.float32)
 
 
 def held(value: ir.Value, facts: Facts) -> Array:
