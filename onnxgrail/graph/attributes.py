@@ -12,6 +12,8 @@ import onnx_ir as ir
 from onnxgrail.core import Array
 
 MICROSOFT = "com.microsoft"  # domain of the operators that ONNX Runtime adds
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+LAYOUTS = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})  # of as many numbers
 NUMBERS = (ir.AttributeType.INT, ir.AttributeType.FLOAT)
 
 

@@ -15,12 +15,11 @@ import torch
 
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.attributes import names_of
+from onnxgrail.graph.attributes import HALVES, names_of
 from onnxgrail.graph.trace.facts import bodies, key
 from onnxgrail.torchgraph.call import Call, Function, Tensor, as_array, as_tensor, unsupported
 from onnxgrail.torchgraph.ops import find
 
-HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 LIMIT = {2: 3e-2, 4: 1e-3, 8: 1e-6}  # by bytes per element of the model's dtype
 
 
@@ -130,7 +129,7 @@ def trainable(model: ir.Model) -> Program:
     Raises:
         UnsupportedOpError: an operator without gradient.
     """
-    half = any(value.dtype in HALF for value in model.graph.initializers.values())
+    half = any(value.dtype in HALVES for value in model.graph.initializers.values())
     return program_of(model, floats=torch.float32 if half else None)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import given
+from onnxgrail.graph.attributes import LAYOUTS, given
 from onnxgrail.graph.io.model_file import copy
 
-MOVES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
+MOVES = LAYOUTS | {"Cast"}
 
 
 def scored(model: ir.Model) -> ir.Model | None:

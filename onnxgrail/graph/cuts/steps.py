@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import names_of, text
+from onnxgrail.graph.attributes import LAYOUTS, names_of, text
 from onnxgrail.graph.flatten.branches import scope_of
 from onnxgrail.graph.trace.facts import RANDOM, Facts, bodies, captures, is_choice, key
 from onnxgrail.graph.trace.sizes import arithmetic
@@ -23,7 +23,6 @@ RANKING = frozenset({"TopK", "NonMaxSuppression", "ArgMax", "ArgMin", "Hardmax",
 PICKING = frozenset({"NonZero", "OneHot", "MaxRoiPool", "Mod", "IsInf"})
 COMPARING = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"})
 SQUASHES = frozenset({"Sigmoid", "HardSigmoid"})
-MOVES = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})
 STEPS = ROUNDING | RANKING | PICKING | COMPARING | RANDOM
 
 
@@ -123,7 +122,7 @@ def squashed(model: ir.Model, facts: Facts) -> dict[str, str]:
     found = {}
     for value in model.graph.outputs:
         node = value.producer()
-        while node is not None and node.op_type in MOVES and node.inputs[0] is not None:
+        while node is not None and node.op_type in LAYOUTS and node.inputs[0] is not None:
             node = node.inputs[0].producer()
         source = node.inputs[0] if node is not None and node.op_type in SQUASHES else None
         maker = source.producer() if source is not None else None

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.attributes import MICROSOFT
-from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.rewrite.unique import free_name, names_kept
 
 LAYERS = {"FusedConv": "Conv", "FusedGemm": "Gemm"}
 ACTIVATION = "activation"
@@ -20,16 +20,19 @@ INPUTS = 11  # first opset in which the limits of Clip are inputs
 def unfuse(model: ir.Model) -> None:
     """Replace each fused layer by a layer, the sum with another tensor if it has one, and an activation, in place."""
     opset = model.opset_imports.get("", 0)
-    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)) if opset else ():
-        if node.domain == MICROSOFT and node.op_type in LAYERS and node.graph is not None:
-            activation = node.attributes.get(ACTIVATION)
-            name = activation.as_string() if activation is not None else ""
-            if not name or name in NAMES:
-                _separate(node, name, opset)
+    for graph in model.graphs() if opset else ():
+        fused = [node for node in graph if node.domain == MICROSOFT and node.op_type in LAYERS]
+        if not fused:
+            continue
+        with names_kept(graph):
+            for node in fused:
+                given = node.attributes.get(ACTIVATION)
+                activation = given.as_string() if given is not None else ""
+                if not activation or activation in NAMES:
+                    _separate(graph, node, activation, opset)
 
 
-def _separate(fused: ir.Node, activation: str, opset: int) -> None:
-    out = fused.outputs[0]
+def _separate(graph: ir.Graph, fused: ir.Node, activation: str, opset: int) -> None:
     own = [a for name, a in fused.attributes.items() if not name.startswith(ACTIVATION)]
     summed = fused.inputs[3] if len(fused.inputs) > 3 else None
     steps = [ir.Node("", LAYERS[fused.op_type], fused.inputs[:3], own, num_outputs=1, name=fused.name)]
@@ -44,7 +47,7 @@ def _separate(fused: ir.Node, activation: str, opset: int) -> None:
         else:
             attributes = [ir.AttrFloat32(name, value) for name, value in numbers.items()]
             steps.append(ir.Node("", activation, steps[-1].outputs[:1], attributes, num_outputs=1))
-    _put(fused, steps, out)
+    _put(graph, fused, steps)
 
 
 def _parameters(fused: ir.Node, activation: str) -> dict[str, float]:
@@ -63,12 +66,10 @@ def _limit(fused: ir.Node, value: float) -> ir.Node:
     return ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.asarray(value, dtype)))], num_outputs=1)
 
 
-def _put(fused: ir.Node, steps: list[ir.Node], out: ir.Value) -> None:
+def _put(graph: ir.Graph, fused: ir.Node, steps: list[ir.Node]) -> None:
     """Put nodes in the place of another one; the last one's output takes over its name."""
-    graph = fused.graph
-    assert graph is not None
+    out = fused.outputs[0]
     for node in steps:
-        graph.insert_before(fused, node)  # before the next one gets its names, which must be others
         node.metadata_props.update(fused.metadata_props)
         if node is not steps[0]:
             node.name = free_name(graph, f"{fused.name or out.name}/{node.op_type}")
@@ -77,6 +78,7 @@ def _put(fused: ir.Node, steps: list[ir.Node], out: ir.Value) -> None:
             node.outputs[0].type = out.type
     last, name = steps[-1].outputs[0], out.name
     last.type, last.shape = out.type, out.shape
+    graph.insert_before(fused, steps)
     out.replace_all_uses_with(last, replace_graph_outputs=True)
     graph.remove(fused, safe=True)
     out.name, last.name = None, name

@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrail.errors import ModelError, OnnxGrailError, OutputError, first_cause
+from onnxgrail.graph.attributes import HALVES
 from onnxgrail.graph.flatten.activations import unfuse
 from onnxgrail.graph.flatten.functions import inlined
 from onnxgrail.graph.flatten.sequences import unpack
@@ -27,7 +28,6 @@ from onnxgrail.machine.files.placing import Weights, place, sha256, weights_name
 from onnxgrail.machine.files.temporary import TEMPORARY
 from onnxgrail.machine.files.unchanged import SteadyFile
 
-HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 HEAVY = 2**30  # bytes of weights; larger models are run without making optimized copies of them
 
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model

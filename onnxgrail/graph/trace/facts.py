@@ -10,15 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Feed, Ints
-from onnxgrail.graph.attributes import given, integer
+from onnxgrail.graph.attributes import HALVES, LAYOUTS, given, integer
 from onnxgrail.graph.stored.integers import Stored
 
 OWN, CHOICE = "onnxgrail", "If"  # domain and name of the in-memory operator that replaces an If with flattened branches
 Branch = tuple[str, str]
 """Key of a choice node, and one of its branches: "then" or "else"."""
 
-HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-LAYOUTS = ("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten")  # of as many numbers
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
