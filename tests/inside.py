@@ -140,6 +140,38 @@ NETS |= {
 }
 
 
+LETTERS = 'a1 = Einsum<equation="bhqd,bhkd->bhqk">(q3, k3)'
+LETTERED_VALUES = """
+    a3 = Softmax<axis=-1>(a2)
+    o0 = Einsum<equation="bhqk,bhkd->bhqd">(a3, v3)
+"""
+GATED = """
+    a3 = Softmax<axis=-1>(a2)
+    g0 = MatMul(x, wg)
+    g1 = Sigmoid(g0)
+    g2 = Transpose<perm=[0,2,1]>(g1)
+    g3 = Unsqueeze(g2, three)
+    o3 = MatMul(a3, v3)
+    o0 = Mul(o3, g3)
+"""
+PLACED = """
+    q4 = Mul(q3, sizes)
+    q5 = Neg(q4)
+    k4 = Transpose<perm=[0,1,3,2]>(k3)
+    a1 = MatMul(q5, k4)
+"""
+PADDED = {
+    "scores": "k5 = Pad(k3, more)\nk4 = Transpose<perm=[0,1,3,2]>(k5)\na1 = MatMul(q3, k4)",
+    "softmax": 'a3 = Softmax<axis=-1>(a2)\nv4 = Pad<mode="edge">(v3, more)\no0 = MatMul(a3, v4)',
+}
+NETS |= {
+    "products with letters": attention(scores=LETTERS, softmax=LETTERED_VALUES),
+    "a gate for every head": attention(softmax=GATED, weights={"wg": (WIDTH, HEADS), "three": ints(3)}),
+    "queries scaled by position": attention(scores=PLACED, weights={"sizes": (TOKENS, 1)}),
+    "more keys than tokens": attention(**PADDED, weights={"more": ints(0, 0, 1, 0, 0, 0, 1, 0)}),
+}
+
+
 def shared_layers() -> ir.Model:
     """Two layers with the same weights, as in ALBERT."""
     first = PROJECTIONS + SPLIT + SCORES + "a2 = Identity(a1)" + SOFTMAX + MERGE
@@ -229,7 +261,7 @@ def projected(model: ir.Model, bases: dict[str, Floats], kept: int, *, interface
     heads = found_in(model, interface=interface).heads.values()
     bases = {f"{node.outputs[0].name}/{one.kind}": bases[one.name] for one in heads for node in one.products}
     for node in list(other.graph):
-        for kind, operand in zip(KINDS, (0, 1 if is_product(node) else 2), strict=True):
+        for kind, operand in zip(KINDS, (0, 1 if len(node.inputs) == 2 else 2), strict=True):
             basis = bases.get(f"{node.outputs[0].name}/{kind}")
             if basis is None:
                 continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -31,6 +32,64 @@ def axes_of(node: ir.Node, ranks: tuple[int, int]) -> tuple[int, int, int]:
     first, second = (integer(node, name) if is_fused(node) else 0 for name in ("transA", "transB"))
     swap = 1 if second else 0
     return ranks[0] - (2 if first else 1), ranks[1] - 2 + swap, ranks[1] - 1 - swap
+
+
+def letters_of(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """Return a letter for every axis of every operand of an Einsum, and of the result.
+
+    An ellipsis gets letters of its own.  Without an arrow, the result has these first, then the letters that occur
+    once, in alphabetical order.
+
+    Args:
+        equation: as the operator has it.
+        ranks: number of axes of each operand.
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    hidden = [n - len(t.replace("...", "")) if "..." in t else 0 for t, n in zip(terms, ranks, strict=True)]
+    unused = "".join(chr(code) for code in range(0x3B1, 0x3B1 + max(hidden)))
+    if not arrow:
+        letters = left.replace(",", "").replace(".", "")
+        right = "..." + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    spelled = [t.replace("...", unused[len(unused) - n :]) for t, n in zip(terms, hidden, strict=True)]
+    return spelled, right.replace("...", unused)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """A matrix product that an Einsum is, between transposed operands and a transposed result.
+
+    Attributes:
+        operands: which operand is the first of the product, and which is the second.
+        before: for these, the order of their axes.
+        after: the order of the axes of what the product computes.
+    """
+
+    operands: tuple[int, int]
+    before: tuple[list[int], list[int]]
+    after: list[int]
+
+
+def orders_of(terms: Sequence[str], result: str) -> Orders | None:
+    """Return the matrix product that an Einsum is; None if it is none.
+
+    Each of two operands must have one axis of its own, one that is summed, and the others in common.
+    """
+    if len(terms) != 2 or any(len(set(term)) < len(term) for term in (*terms, result)):
+        return None
+    batch = [c for c in result if c in terms[0] and c in terms[1]]
+    own = [c for c in result if c not in batch]
+    summed = [c for c in terms[0] if c not in result]
+    if len(own) != 2 or len(summed) != 1:
+        return None
+    operands = (0, 1) if own[0] in terms[0] else (1, 0)
+    first, second = (terms[k] for k in operands)
+    sides = [*batch, own[0], *summed], [*batch, *summed, own[1]]
+    if sorted(sides[0]) != sorted(first) or sorted(sides[1]) != sorted(second):
+        return None
+    made = [*batch, *own]
+    before = [first.index(c) for c in sides[0]], [second.index(c) for c in sides[1]]
+    return Orders(operands, before, [made.index(c) for c in result])
 
 
 def makes_scores(node: ir.Node) -> bool:

@@ -49,7 +49,15 @@ BENT = {
         weights={"table": (SIZE,)},
         opset=23,
     ),
-    "another product": attention(scores='a1 = Einsum<equation="bhqd,bhkd->bhqk">(q3, k3)'),
+    "another product": attention(
+        scores='a1 = Einsum<equation="bhqd,bhkd,b->bhqk">(q3, k3, sizes)',
+        inputs=f"float[N,{TOKENS},{WIDTH}] x, float[N] sizes",
+    ),
+    "padded with ones": attention(
+        scores="k5 = Pad(k3, more, scale)\nk4 = Transpose<perm=[0,1,3,2]>(k5)\na1 = MatMul(q3, k4)",
+        softmax="a3 = Softmax<axis=-1>(a2)\nv4 = Pad(v3, more)\no0 = MatMul(a3, v4)",
+        weights={"more": ints(0, 0, 1, 0, 0, 0, 1, 0)},
+    ),
     "clipped values": attention(softmax="a3 = Softmax<axis=-1>(a2)\nv4 = Relu(v3)\no0 = MatMul(a3, v4)"),
     "added to values": attention(
         softmax="""
@@ -68,6 +76,7 @@ BENT = {
         ("normalized", "vo", ("a1", POSITIONS)),
         ("normalized values", "qk", ("v4", BENDS)),
         ("another product", "vo", ("a1", OTHER)),
+        ("padded with ones", "vo", ("k5", BENDS)),
         ("clipped values", "qk", ("v4", BENDS)),
         ("added to values", "qk", ("v4", BENDS)),
     ],

@@ -1,15 +1,18 @@
-"""Products of ONNX Runtime that move their operands' first axis: heads written so have channels of their own, too."""
+"""Products that move axes of their operands or results: heads written so have channels of their own, too."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 
 from onnxgrail.calibration.observe import observe
+from onnxgrail.graph.products import letters_of, orders_of
 from onnxgrail.graph.rotate.basis import rotatable, rotate
 from onnxgrail.graph.rotate.unfused import move_before
-from tests.oracle import run
-from tests.tiny import feed, tiny
+from tests.inside import turned
+from tests.oracle import check_same, narrowed_equals_masked, run
+from tests.tiny import Weights, feed, ints, scalar, tiny
 
 MS, BOTH = "com.microsoft.FusedMatMul", "transBatchA=1, transBatchB=1"
 HEADS = f"""
@@ -52,3 +55,84 @@ def test_channels_inside_heads_get_a_basis() -> None:
     bases = {name: np.stack([np.linalg.qr(rng.normal(size=(8, 8)))[0] for _ in range(4)]) for name in found.heads}
     arrays = feed(plain)
     np.testing.assert_allclose(run(rotate(found, bases), arrays)["y"], run(plain, arrays)["y"], rtol=1e-3, atol=1e-3)
+
+
+SCALES = {
+    "heads": ("m = Mul(q, of_heads)", True),
+    "all channels": ("n = Neg(q)\nm = Mul(n, scale)", True),
+    "half of the channels": ("a, b = Split<axis=3>(q, halves)\nc = Mul(a, scale)\nm = Concat<axis=3>(c, b)", False),
+    "half of the channels by -1": ("a, b = Split<axis=3>(q, halves)\nc = Neg(a)\nm = Concat<axis=3>(c, b)", False),
+    "channels": ("m = Mul(q, of_channels)", False),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_the_basis_is_free_if_all_channels_of_a_head_are_scaled_alike(name: str) -> None:
+    scaled, free = SCALES[name]
+    body = "".join(f"{p}0 = MatMul(x, w{p})\n{p} = Reshape({p}0, split)\n" for p in "qkv")
+    body += f"""
+        {scaled}
+        s = Einsum<equation="bqhd,bkhd->bhqk">(m, k)
+        p = Softmax(s)
+        o = Einsum<equation="bhqk,bkhd->bqhd">(p, v)
+        u = Reshape(o, join)
+        y = MatMul(u, wo)
+    """
+    weights: Weights = {**dict.fromkeys(("wq", "wk", "wv", "wo"), (32, 32)), "split": ints(0, 0, 4, 8)}
+    weights |= {"join": ints(0, 0, 32), "halves": ints(4, 4), "scale": scalar(3)}
+    plain = tiny("float[N,5,32] x => float[] y", body, {**weights, "of_heads": (4, 1), "of_channels": (4, 8)})
+    other, _, bases = turned(plain)
+    assert ("s/product/qk" in bases or "s/qk" in bases) == free
+    check_same(run(other, feed(plain)), run(plain, feed(plain)))
+
+
+LETTERS = {  # scores, sums of values
+    "heads second": ("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"),
+    "batch later": ("qbhd,kbhd->bhqk", "bhqk,kbhd->bqhd"),
+    "keys first": ("bkhd,bqhd->bhqk", "bkhd,bhqk->bqhd"),
+    "an ellipsis": ("...qhd,...khd->...hqk", "...hqk,...khd->...qhd"),
+}
+
+
+@pytest.mark.parametrize("name", LETTERS)
+def test_heads_of_einsum_get_a_basis(name: str) -> None:
+    scores, sums = LETTERS[name]
+    first = name == "keys first"
+    swap = "$t = Transpose<perm=[1,0,2,3]>($h)\n" if name == "batch later" else "$t = Identity($h)\n"
+    body = "".join(f"$ = MatMul(x, w$)\n$h = Reshape($, split)\n{swap}".replace("$", p) for p in "qkv")
+    body += f"""
+        s = Einsum<equation="{scores}">({"kt, qt" if first else "qt, kt"})
+        p = Softmax(s)
+        o = Einsum<equation="{sums}">({"vt, p" if first else "p, vt"})
+        u = Reshape(o, join)
+        y = MatMul(u, wo)
+    """
+    weights = dict.fromkeys(("wq", "wk", "wv", "wo"), (32, 32))
+    plain = tiny("float[N,5,32] x => float[] y", body, {**weights, "split": ints(0, 0, 4, 8), "join": ints(0, 0, 32)})
+    other, survey, bases = turned(plain)
+    assert [name.rpartition("/")[2] for name in bases] == ["qk", "vo"]
+    assert not any(node.op_type == "Einsum" for node in other.graph)
+    check_same(run(other, feed(plain)), run(plain, feed(plain)))
+    assert {block.kind for block in survey.blocks} == {"qk", "vo"}
+    narrowed_equals_masked(other, feed(other), kinds=("qk", "vo"))
+
+
+@pytest.mark.parametrize("equation", ["ij,jk", "ij,ki->kj", "bij,bjk->bki", "ijb,jkb->bik", "...ij,...kj->...ik"])
+def test_an_einsum_with_one_axis_each_is_a_product(equation: str) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"b": 2, "h": 3, "i": 4, "j": 5, "k": 6, "...": (2, 3)}
+    terms = equation.partition("->")[0].split(",")
+    shapes = [[*(sizes["..."] if "..." in t else ()), *(sizes[c] for c in t.replace("...", ""))] for t in terms]
+    arrays = [rng.normal(size=shape) for shape in shapes]
+    orders = orders_of(*letters_of(equation, [len(shape) for shape in shapes]))
+    assert orders is not None
+    left, right = (arrays[k].transpose(order) for k, order in zip(orders.operands, orders.before, strict=True))
+    np.testing.assert_allclose((left @ right).transpose(orders.after), np.einsum(equation, *arrays))
+
+
+@pytest.mark.parametrize(
+    "equation", ["ij,jk,kl->il", "ii,ij->ij", "ij,ij->i", "ijk,jkl->il", "ij,kl->ijkl", "ij,jk->k", "hi,hji->hj"]
+)
+def test_other_sums_are_no_product(equation: str) -> None:
+    ranks = [len(term) for term in equation.partition("->")[0].split(",")]
+    assert orders_of(*letters_of(equation, ranks)) is None

@@ -146,6 +146,7 @@ def rotary(
     kernel: str = "",
     norms: Sequence[str] = ("", ""),
     given: Weights | None = None,
+    groups: int = GROUPS,
 ) -> ir.Model:
     """An attention layer whose query heads share keys and values, with rotary embeddings.
 
@@ -181,17 +182,17 @@ def rotary(
         o2 = Reshape(o1, back)
         y = MatMul(o2, wo)
     """
-    bounds = dict(zip("qkv", ((0, HEADS), (HEADS, HEADS + GROUPS), (HEADS + GROUPS, HEADS + 2 * GROUPS)), strict=True))
-    widths = {"": HEADS + 2 * GROUPS} if packed else {p: HEADS if p == "q" else GROUPS for p in "qkv"}
+    bounds = dict(zip("qkv", ((0, HEADS), (HEADS, HEADS + groups), (HEADS + groups, HEADS + 2 * groups)), strict=True))
+    widths = {"": HEADS + 2 * groups} if packed else {p: HEADS if p == "q" else groups for p in "qkv"}
     shapes: Weights = {
         **{f"w{p}": (WIDTH, SIZE * heads) for p, heads in widths.items()},
         **{f"b{p}": (SIZE * heads,) for p, heads in widths.items()},
         **{f"start{p}": ints(SIZE * first) for p, (first, _) in bounds.items() if packed},
         **{f"end{p}": ints(SIZE * end) for p, (_, end) in bounds.items() if packed},
         **({"last": ints(2)} if packed else {}),
-        **{f"into{p}": ints(0, 0, HEADS if p == "q" else GROUPS, -1) for p in "qkv"},
+        **{f"into{p}": ints(0, 0, HEADS if p == "q" else groups, -1) for p in "qkv"},
         "second": ints(2),
-        "twice": ints(1, 1, HEADS // GROUPS, 1, 1),
+        "twice": ints(1, 1, HEADS // groups, 1, 1),
         "heads": ints(0, HEADS, TOKENS, -1),
         "back": ints(0, 0, -1),
         "scale": scalar(SIZE**-0.5),
@@ -231,18 +232,20 @@ def masked(model: ir.Model, kept: Ints) -> ir.Model:
 
 
 @pytest.mark.parametrize(
-    ("way", "packed", "kernel"),
+    ("way", "packed", "kernel", "groups"),
     [
-        *((way, False, "") for way in WAYS),
-        ("halves", True, ""),
-        ("one operator", True, ""),
-        ("halves", False, KERNEL),
-        ("a part in one operator", False, KERNEL),
-        ("one operator", True, KERNEL),
+        *((way, False, "", GROUPS) for way in WAYS),
+        ("halves", True, "", GROUPS),
+        ("one operator", True, "", GROUPS),
+        ("halves", False, KERNEL, GROUPS),
+        ("a part in one operator", False, KERNEL, GROUPS),
+        ("one operator", True, KERNEL, GROUPS),
+        *((way, False, "", 1) for way in ("halves", "constant tables", "two halves", "a part", "scaled by position")),
+        ("halves", True, "", 1),
     ],
 )
-def test_without_a_pair_the_scores_lack_its_products(way: str, packed: bool, kernel: str) -> None:
-    model = rotary(way, packed=packed, kernel=kernel)
+def test_without_a_pair_the_scores_lack_its_products(way: str, packed: bool, kernel: str, groups: int) -> None:
+    model = rotary(way, packed=packed, kernel=kernel, groups=groups)
     other, survey, inside, order = picked(model)
     assert inside.units is not None
     assert len(order) == WAYS[way][3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -87,6 +88,22 @@ def _apart(table: Ints, units: Ints | None) -> bool:
     """Return True if heads share no label classes, nor channels that are not picked together."""
     rows = table.reshape(-1, table.shape[-1])
     return len(np.unique(table)) == sum(len(row) if units is None else len(np.unique(row)) for row in rows)
+
+
+def alike_inside(table: Ints, axes: Sequence[int], rows: Ints) -> bool:
+    """Return True if numbers that vary along some axes are one number for all channels of any head.
+
+    Args:
+        table: label classes of the cells of a tensor.
+        axes: axes of the table.
+        rows: (heads, channels) label classes.
+    """
+    cells = np.moveaxis(table, axes, range(len(axes)))
+    for alike in cells.reshape(math.prod(cells.shape[: len(axes)]), -1):
+        inside = np.isin(rows, alike)
+        if (inside.any(axis=1) != inside.all(axis=1)).any():
+            return False
+    return True
 
 
 def spread(roots: Ints, table: Ints) -> Ints | None:

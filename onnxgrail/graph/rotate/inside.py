@@ -7,14 +7,13 @@ root mean square have no free basis: their channels are picked, those that are r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import INNER, Ints, Kind, Refusal
-from onnxgrail.graph.attributes import input_of, integer, names_of
+from onnxgrail.graph.attributes import input_of, names_of
 from onnxgrail.graph.ops.layers.inside import weighs
 from onnxgrail.graph.products import axes_of, is_fused, is_product, makes_scores, reads_weights
 from onnxgrail.graph.rewrite.caches import in_pairs, with_matrices, without_matrices
@@ -23,15 +22,12 @@ from onnxgrail.graph.rotate.classes import aligned, positions, spread, units_of
 from onnxgrail.graph.rotate.heads import Inside, Part, complete
 from onnxgrail.graph.rotate.marked import is_cached
 from onnxgrail.graph.rotate.norms import Norm, roots_of
-from onnxgrail.graph.rotate.passing import is_zero
+from onnxgrail.graph.rotate.passing import LAYERS, Channels, bends
 from onnxgrail.graph.trace.facts import Facts, constant_of, key
 from onnxgrail.graph.trace.flow import Flow, Use
 from onnxgrail.graph.trace.labels import Mark
 from onnxgrail.graph.trace.tracer import flow_of
 
-SHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Shape", "Size")
-MOVES = frozenset((*SHAPING, "Identity", "Cast", "CastLike", "Neg", "Split", "Slice", "Concat", "Gather"))
-LAYERS = frozenset(("MatMul", "Gemm", "Conv"))
 FUSED = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention", "PagedAttention", "QAttention"))
 OTHERS = frozenset(("FusedMatMul", "TransposeMatMul", "Einsum"))
 POSITIONS = "what it reads is rotated by position, normalized, cached, or computed by no weight, so its channels stay"
@@ -187,7 +183,7 @@ class _Finder:
         makers: list[Part] = []
         added: list[Part | None] = []
         for place, inverse in sides.items():
-            self._check(place, [*nodes, *(passed if units is not None else ())])
+            self._check(place, nodes if units is None else [*nodes, *passed], picked=units is not None)
             mine = [self._part(use, groups[place], kind, units, inverse=inverse) for use in self.uses[place]]
             reader = self.nodes[place[0]]
             early = [part for part in mine if self.order[part.node] < self.order[reader]]
@@ -259,28 +255,14 @@ class _Finder:
             raise _RefusedError(stuck)
         return rows
 
-    def _check(self, place: _Place, passed: Collection[ir.Node]) -> None:
+    def _check(self, place: _Place, passed: Collection[ir.Node], *, picked: bool) -> None:
         """Raise the refusal of the first node between weights that depends on the basis, except some nodes."""
-        layers, mine = {use.node for use in self.uses[place]}, self.carriers[place]
+        names = self.carriers[place]
+        channels = Channels(self.flow, names, tuple(self.uses[place]), self._rows(place), picked=picked)
         for node in self.nodes.values():
-            if node not in passed and any(v is not None and v.name in mine for v in (*node.inputs, *node.outputs)):
-                self._follows(node, place, layers)
-
-    def _follows(self, node: ir.Node, place: _Place, layers: set[str]) -> None:
-        if not node.domain and node.op_type in MOVES:
-            return
-        if (node.op_type in LAYERS or is_fused(node)) and key(node) in layers and integer(node, "group", 1) == 1:
-            return
-        mine = self.carriers[place]
-        others = [k for k, v in enumerate(node.inputs) if v is not None and v.name not in mine]
-        if node.op_type in ("Add", "Sub"):
-            added = {use.operand for use in self.uses[place] if use.node == key(node)}
-            if all(k in added or is_zero(node, k, self.facts) for k in others):
-                return
-        sizes = [math.prod(self.facts.shapes.get(v.name or "", (0,))) for v in node.inputs if v is not None]
-        scales = node.op_type == "Mul" or (node.op_type == "Div" and others == [1])
-        if not (scales and len(others) == 1 and sizes[others[0]] == 1):
-            raise _RefusedError(_refusal(node, BENDS))
+            carries = any(v is not None and v.name in names for v in (*node.inputs, *node.outputs))
+            if node not in passed and carries and bends(node, channels):
+                raise _RefusedError(_refusal(node, BENDS))
 
     def _part(self, use: Use, groups: Ints, kind: Kind, units: Ints | None, *, inverse: bool) -> Part:
         node = self.nodes[use.node]

@@ -1,15 +1,24 @@
-"""Operators that a residual stream passes: what they do is the same in any basis of the channels."""
+"""Operators that residual streams or channels inside heads pass: what they do is the same in any basis."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import given, integer, integers, name_of
-from onnxgrail.graph.trace.facts import Facts, constant_of
+from onnxgrail.core import Ints
+from onnxgrail.graph.attributes import given, integer, integers, name_of, names_of, number, text
+from onnxgrail.graph.products import is_fused
+from onnxgrail.graph.rotate.classes import alike_inside
+from onnxgrail.graph.trace.facts import Facts, constant_of, key
+from onnxgrail.graph.trace.flow import Flow, Use
+
+SHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Shape", "Size")
+MOVES = frozenset((*SHAPING, "Identity", "Cast", "CastLike", "Split", "Slice", "Concat", "Gather"))
+LAYERS = frozenset(("MatMul", "Gemm", "Conv"))
 
 Place = tuple[ir.Value, int]
 """A tensor and its channel axis."""
@@ -247,3 +256,59 @@ _PASSES: dict[str, Callable[[Step], Passing | None]] = {
     **dict.fromkeys(("ReduceMean", "ReduceSum"), _reduced),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool"), _pooled),
 }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Channels:
+    """Channels inside heads, as one operand of a product reads them.
+
+    Attributes:
+        flow: the trace.
+        names: tensors with the channels.
+        uses: constants with the channels.
+        rows: (heads, channels) label classes.
+        picked: they keep their basis and are picked, so each may be scaled in its own way.
+    """
+
+    flow: Flow
+    names: Collection[str]
+    uses: Sequence[Use]
+    rows: Ints
+    picked: bool
+
+
+def bends(node: ir.Node, channels: Channels) -> bool:
+    """Return True if the result of a node that reads or computes some channels depends on their basis."""
+    if not node.domain and (node.op_type in MOVES or _adds_zeros(node, channels)):
+        return False
+    layers = {use.node for use in channels.uses}
+    if (node.op_type in LAYERS or is_fused(node)) and key(node) in layers and integer(node, "group", 1) == 1:
+        return False
+    others = [k for k, v in enumerate(node.inputs) if v is not None and v.name not in channels.names]
+    if node.op_type in ("Add", "Sub"):
+        added = {use.operand for use in channels.uses if use.node == key(node)}
+        return not all(k in added or is_zero(node, k, channels.flow.facts) for k in others)
+    scales = node.op_type in ("Mul", "Neg") or (node.op_type == "Div" and others == [1])
+    return not scales or len(others) != (node.op_type != "Neg") or not _scales_alike(node, others, channels)
+
+
+def _adds_zeros(node: ir.Node, channels: Channels) -> bool:
+    """Return True for a Pad that adds zeros, or repeats what is there."""
+    if node.op_type != "Pad":
+        return False
+    given = is_zero(node, 2, channels.flow.facts) if name_of(node, 2) else not number(node, "value")
+    return given or text(node, "mode", "constant") != "constant"
+
+
+def _scales_alike(node: ir.Node, others: Sequence[int], channels: Channels) -> bool:
+    """Return True if a node multiplies all channels of a head by one number, which may differ between heads."""
+    shapes, labels = channels.flow.facts.shapes, channels.flow.labels
+    given = [shapes.get(names_of(node.inputs)[k], (0,)) for k in others]
+    if channels.picked and all(math.prod(shape) == 1 for shape in given):
+        return True
+    rank = len(shapes.get(key(node), ()))
+    varies = {rank - k for shape in given for k, size in enumerate(shape[::-1], 1) if size != 1}
+    found = [(labels.find(mark.labels), mark) for mark in channels.flow.marks.get(key(node), ())]
+    mine = [(table, mark) for table, mark in found if np.isin(table, channels.rows).any()]
+    apart = [[mark.along(axis) for axis in mark.axes if axis in varies] for _, mark in mine]
+    return bool(mine) and all(alike_inside(t, axes, channels.rows) for (t, _), axes in zip(mine, apart, strict=True))

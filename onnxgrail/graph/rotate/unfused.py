@@ -1,14 +1,20 @@
-"""Separate the residual sums and the moved batch axes that ONNX Runtime fuses into normalizations and products."""
+"""Write plain operators for fused ones, so that streams and channels inside heads can be followed.
+
+ONNX Runtime fuses residual sums into normalizations, and moved axes into products; Einsum is a product with moved axes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import MICROSOFT, integer, number
+from onnxgrail.graph.attributes import MICROSOFT, given, integer, names_of, number, text
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.products import FUSED as PRODUCTS
+from onnxgrail.graph.products import Orders, letters_of, orders_of
 from onnxgrail.graph.rewrite.unique import free_name
 from onnxgrail.graph.rotate.marked import PLAIN
 from onnxgrail.graph.trace.facts import Facts
@@ -16,6 +22,9 @@ from onnxgrail.graph.trace.facts import Facts
 FUSED = {"SkipLayerNormalization": "LayerNormalization", "SkipSimplifiedLayerNormalization": PLAIN}
 EPSILON = 1e-12  # the default of both
 LAYER_NORM = 17  # first opset with LayerNormalization
+_Known = tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]
+"""Shapes and types of values, to which those of new ones are added."""
+
 MOVED = ("transBatchA", "transBatchB")  # attributes of fused products, for each operand
 
 
@@ -46,17 +55,66 @@ def move_before(model: ir.Model, facts: Facts) -> Facts:
             shape = shapes.get(value.name or "") if value is not None else None
             if value is None or shape is None or not integer(node, name):
                 continue
-            order = [*range(1, len(shape) - 1), 0, len(shape) - 1]
-            label = free_name(model.graph, f"{value.name}/moved")
-            moved = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", order)], num_outputs=1, name=label)
-            made = moved.outputs[0]
-            made.name, made.type = label, value.type
-            model.graph.insert_before(node, moved)
-            node.replace_input_with(position, made)
+            _move(model.graph, node, position, [*range(1, len(shape) - 1), 0, len(shape) - 1], (shapes, dtypes))
             del node.attributes[name]
-            shapes[label] = tuple(shape[axis] for axis in order)
-            dtypes[label] = dtypes[value.name or ""]
     return replace(facts, shapes=shapes, dtypes=dtypes)
+
+
+def multiply(model: ir.Model, facts: Facts) -> Facts:
+    """Replace every Einsum of two activations that is a matrix product by MatMul between Transposes, in place.
+
+    The facts are returned with the values between.
+    """
+    shapes, dtypes = dict(facts.shapes), dict(facts.dtypes)
+    for node in [node for node in model.graph if node.op_type == "Einsum" and not node.domain]:
+        names = names_of(node.inputs)
+        if any(name in facts.constants or name not in shapes for name in names):
+            continue
+        orders = orders_of(*letters_of(text(node, "equation"), [len(shapes[name]) for name in names]))
+        if orders is not None:
+            _multiplied(model.graph, node, orders, (shapes, dtypes))
+    return replace(facts, shapes=shapes, dtypes=dtypes)
+
+
+def _multiplied(graph: ir.Graph, node: ir.Node, orders: Orders, known: _Known) -> None:
+    """Replace an Einsum by a product."""
+    operands = [node.inputs[k] for k in orders.operands]
+    product = ir.Node("", "MatMul", operands, num_outputs=1, name=node.name)
+    graph.insert_before(node, product)
+    for position, order in enumerate(orders.before):
+        _move(graph, product, position, order, known)
+    old, made, last = node.outputs[0], product.outputs[0], orders.after
+    name = old.name or ""
+    if last != sorted(last):
+        made.name, made.type = free_name(graph, f"{name}/product"), old.type
+        if name in known[0]:
+            known[0][made.name] = tuple(known[0][name][last.index(axis)] for axis in range(len(last)))
+            known[1][made.name] = known[1][name]
+        moved = ir.Node(
+            "", "Transpose", [made], [ir.AttrInt64s("perm", last)], num_outputs=1, name=f"{node.name}/moved"
+        )
+        graph.insert_before(node, moved)
+        made = moved.outputs[0]
+    made.type, made.shape = old.type, old.shape
+    old.name, made.name = None, name
+    old.replace_all_uses_with(made, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _move(graph: ir.Graph, node: ir.Node, position: int, order: list[int], known: _Known) -> None:
+    """Put a Transpose before an operand of a node, unless the order of the axes is as it is."""
+    value = given(node, position)
+    if order == sorted(order):
+        return
+    label = free_name(graph, f"{value.name}/moved")
+    moved = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", order)], num_outputs=1, name=label)
+    made = moved.outputs[0]
+    made.name, made.type = label, value.type
+    graph.insert_before(node, moved)
+    node.replace_input_with(position, made)
+    shapes, dtypes = known
+    shapes[label] = tuple(shapes[value.name or ""][axis] for axis in order)
+    dtypes[label] = dtypes[value.name or ""]
 
 
 def _separated(graph: ir.Graph, node: ir.Node) -> list[ir.Value]:

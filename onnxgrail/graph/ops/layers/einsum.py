@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnxgrail.graph.ops.layers.contraction import CONTRACTED, contract, placed
 from onnxgrail.graph.ops.rule import rule
 from onnxgrail.graph.ops.tensors.broadcast import Operand, combine
+from onnxgrail.graph.products import letters_of
 from onnxgrail.graph.trace.flow import Site
 
 FORM = "an Einsum with a repeated letter, or with a constant beside several operands, is not followed"
@@ -13,7 +14,7 @@ FORM = "an Einsum with a repeated letter, or with a constant beside several oper
 @rule("Einsum", since=12)
 def einsum(site: Site) -> None:
     """Tie summed letters, and shared letters (heads) between operands; a constant operand consumes and produces."""
-    terms, result = _letters(site)
+    terms, result = letters_of(str(site.attribute("equation")), [len(site.shape(k)) for k in site.operands])
     constants = [k for k in site.operands if site.is_constant(k)]
     plain = all(len(set(term)) == len(term) for term in (*terms, result))
     if not plain or (constants and len(site.operands) != 2) or not _agree(site, terms, constants):
@@ -23,23 +24,6 @@ def einsum(site: Site) -> None:
     else:
         operands = [_operand(site, k, terms, result) for k in site.operands]
         site.emit(combine(site, operands, site.out_shape()))
-
-
-def _letters(site: Site) -> tuple[list[str], str]:
-    """Return a letter for every axis of every operand, and of the result.
-
-    An ellipsis gets letters of its own.  Without an arrow, the result has these first, then the letters that occur
-    once, in alphabetical order.
-    """
-    left, arrow, right = str(site.attribute("equation")).replace(" ", "").partition("->")
-    terms = left.split(",")
-    hidden = [len(site.shape(k)) - len(t.replace("...", "")) if "..." in t else 0 for k, t in enumerate(terms)]
-    unused = "".join(chr(code) for code in range(0x3B1, 0x3B1 + max(hidden)))
-    if not arrow:
-        letters = left.replace(",", "").replace(".", "")
-        right = "..." + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
-    spelled = [t.replace("...", unused[len(unused) - n :]) for t, n in zip(terms, hidden, strict=True)]
-    return spelled, right.replace("...", unused)
 
 
 def _agree(site: Site, terms: list[str], constants: list[int]) -> bool:

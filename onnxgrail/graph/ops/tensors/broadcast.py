@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import UNALIGNED, Mark
 
 TABLE = "a table over the last axis, as of a rotary embedding, is shared by all heads: features stay"
+GATE = "it scales whole heads, which stay, because channels inside of them can go"
 INPUT = "it is combined with {}, an input of the model, whose size stays"
 MOVES = frozenset({"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 UNLABELLED = "it is combined with another tensor of the same width that cannot be narrowed"
@@ -53,7 +54,8 @@ def operand(site: Site, position: int, rank: int) -> Operand:
 def positions_of(site: Site, operands: Sequence[Operand], shape: tuple[int, ...]) -> Operand | None:
     """Return the operand with which a product scales channels inside heads by position; None if there is none.
 
-    It spans the last axis and is the same for all heads, like the cosines of a rotary embedding.
+    It spans the last axis and is the same for all heads, like the cosines of a rotary embedding; of channels without an
+    axis of heads (one head that all queries read) it is what has no labels.
     """
     if site.flow.tables is None:
         marked = site.node.metadata_props.get(PICKED)
@@ -62,9 +64,10 @@ def positions_of(site: Site, operands: Sequence[Operand], shape: tuple[int, ...]
         return None
     last = len(shape) - 1
     for table, carrier in (operands, operands[::-1]):
-        heads = [a for m in carrier.marks if last in m.axes for a in m.axes if a != last]
-        flat = all(m.axes == (last,) for m in table.marks)
-        if heads and flat and shape[last] > 1 and table.full([*heads, last], shape) == (last,):
+        spanning = [mark for mark in carrier.marks if last in mark.axes]
+        heads = [a for mark in spanning for a in mark.axes if a != last]
+        flat = all(m.axes == (last,) for m in table.marks) if heads else not table.marks
+        if spanning and flat and shape[last] > 1 and table.full([*heads, last], shape) == (last,):
             site.flow.positions[site.key] = table.operand
             return table
     return None
@@ -132,6 +135,9 @@ def _join(site: Site, a: _Shared, b: _Shared, own: Mapping[int, Operand], shape:
     both = [axis for axis in first.axes if axis in second.axes]
     rest = [axis for axis in first.axes if axis not in second.axes]
     last = len(shape) - 1
+    if _of_heads(site, first, second.axes, shape):
+        site.freeze([second], GATE)
+        return [a]
     if last in both and set(second.axes) <= set(first.axes) and not any(own[k].full(rest, shape) for k in b.owners):
         # rotary tables and per-feature scales: the joint mark keeps its outer axes (heads), the table stays whole
         site.freeze([second], TABLE)
@@ -142,6 +148,12 @@ def _join(site: Site, a: _Shared, b: _Shared, own: Mapping[int, Operand], shape:
         *_still(site.tie(first, rest, reason), a.owners),
         *_still(site.tie(second, extra, reason) if extra else second, b.owners),
     ]
+
+
+def _of_heads(site: Site, mark: Mark, axes: Collection[int], shape: Sequence[int]) -> bool:
+    """Return True if channels inside heads are followed, and what has some axes is the same for all in a head."""
+    last = len(shape) - 1
+    return site.flow.tables is not None and last in mark.axes and last not in axes
 
 
 def _still(mark: Mark | None, owners: frozenset[int]) -> list[_Shared]:
@@ -156,6 +168,8 @@ def _respect(site: Site, shared: _Shared, dynamic: Sequence[Operand], shape: tup
         if current is None:
             return []
         stuck = [a for a in other.full(current.axes, shape) if shape[a] > 1]
+        if _of_heads(site, current, stuck, shape):
+            continue
         if other.operand not in shared.owners and stuck and site.letter(other.operand) in "fbiu":
             repeated = chain(site, other.operand)
             current = _claim(site, current, other, shape) if repeated else site.tie(current, stuck, _fixed(site, other))
@@ -177,7 +191,7 @@ def _fixed(site: Site, other: Operand) -> str:
 def _claim(site: Site, mark: Mark, other: Operand, shape: tuple[int, ...]) -> Mark | None:
     """Cut a constant that spans the mark's axes with it, before the node that repeats it if there is one."""
     spanned = other.full(mark.axes, shape)
-    if not spanned:
+    if not spanned or _of_heads(site, mark, spanned, shape):
         return mark
     rest = [a for a in mark.axes if a not in spanned]
     if rest and len(shape) - 1 in spanned:
