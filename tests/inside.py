@@ -160,6 +160,18 @@ PLACED = """
     k4 = Transpose<perm=[0,1,3,2]>(k3)
     a1 = MatMul(q5, k4)
 """
+SHIFTED = """
+    q4 = Add(q3, of_queries)
+    k4 = Add(of_keys, k3)
+    k5 = Transpose<perm=[0,1,3,2]>(k4)
+    a1 = MatMul(q4, k5)
+"""
+SHIFTED_VALUES = """
+    a3 = Softmax<axis=-1>(a2)
+    v4 = Sub(v3, of_values)
+    o0 = MatMul(a3, v4)
+"""
+SHIFTS = {"of_queries": (HEADS, 1, SIZE), "of_keys": (1, HEADS, TOKENS, SIZE), "of_values": (1, HEADS, 1, SIZE)}
 PADDED = {
     "scores": "k5 = Pad(k3, more)\nk4 = Transpose<perm=[0,1,3,2]>(k5)\na1 = MatMul(q3, k4)",
     "softmax": 'a3 = Softmax<axis=-1>(a2)\nv4 = Pad<mode="edge">(v3, more)\no0 = MatMul(a3, v4)',
@@ -168,6 +180,7 @@ NETS |= {
     "products with letters": attention(scores=LETTERS, softmax=LETTERED_VALUES),
     "a gate for every head": attention(softmax=GATED, weights={"wg": (WIDTH, HEADS), "three": ints(3)}),
     "queries scaled by position": attention(scores=PLACED, weights={"sizes": (TOKENS, 1)}),
+    "biases with an axis of heads": attention(scores=SHIFTED, softmax=SHIFTED_VALUES, weights=SHIFTS),
     "more keys than tokens": attention(**PADDED, weights={"more": ints(0, 0, 1, 0, 0, 0, 1, 0)}),
 }
 

@@ -24,7 +24,7 @@ from onnxgrail.graph.rewrite.assign import set_operands, sweep
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.rotate.bridges import as_in_file, bridge, follow, refusal, walls_of
 from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, tables_of
-from onnxgrail.graph.rotate.heads import Inside, products_of, rotate_heads, rows_of
+from onnxgrail.graph.rotate.heads import Inside, Part, products_of, rotate_heads, rows_of
 from onnxgrail.graph.rotate.inside import insides_of
 from onnxgrail.graph.rotate.layers import Slot, factor_of_bias
 from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK
@@ -78,8 +78,13 @@ class Rotatable:
         return np.asarray(sum(products_of(part, self.facts) for part in heads.measured))
 
     def added(self, name: str) -> list[Floats | None]:
-        """Return for queries and keys of heads the (groups, copies, width) biases that a fused kernel adds, if any."""
-        return [None if part is None else rows_of(part, self.facts) for part in self.heads[name].added]
+        """Return for queries and keys of heads the (groups, copies, width) biases that are added later, if any."""
+        return [None if part is None else self._vectors(part) for part in self.heads[name].added]
+
+    def _vectors(self, part: Part) -> Floats | None:
+        """Return the (groups, copies, width) numbers of a bias; None if they differ from row to row."""
+        numbers = rows_of(part, self.facts)
+        return numbers.reshape(part.index.shape) if numbers.size == part.index.size else None
 
 
 def rotatable(

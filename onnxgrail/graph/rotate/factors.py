@@ -143,7 +143,7 @@ def divided(model: ir.Model, facts: Facts, conv: ir.Node) -> tuple[Facts, Inside
     makes, reads = (node, conv) if first else (conv, node)
     index = np.arange(width)[None, None]
     parts = [
-        Part(node=one, operand=1, axis=axis, index=index, inverse=one is reads, source=(name_before(value), 1))
+        Part(node=one, operand=1, axes=(axis,), index=index, inverse=one is reads, source=(name_before(value), 1))
         for one, axis in ((makes, 0), (reads, 1))
     ]
     inside = Inside(name=name, kind="rank", node=reads, groups=1, width=width, parts=tuple(parts))

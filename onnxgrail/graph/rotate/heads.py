@@ -26,20 +26,21 @@ from onnxgrail.graph.trace.facts import Facts, held
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Part:
-    """A constant operand that holds channels of heads along one axis.
+    """A constant operand that holds channels of heads along one axis, or a bias with an axis of heads next to it.
 
     Attributes:
         node, operand: where it is read.
-        axis: the axis.
-        index: (groups, copies, channels) positions on the axis.
+        axes: the axes, in ascending order.
+        index: (groups, copies, channels) positions on the axes, of which the last counts fastest.
         inverse: it takes the inverse of the basis, transposed.
-        source: tensor with the channels at the same positions, and its channel axis: what a weight reads, or computes.
+        source: tensor with the channels at the same positions, and its last channel axis: what a weight reads, or
+            computes.
         stored: name of the stored constant, which other nodes may read under another name.
     """
 
     node: ir.Node
     operand: int
-    axis: int
+    axes: tuple[int, ...]
     index: Ints
     inverse: bool
     source: tuple[str, int]
@@ -66,8 +67,8 @@ class Inside:
         more: the other products.
         groups, width: number of groups, and of channels in a head.
         parts: constants in the basis.
-        makers: of these, what makes queries and keys last, for every product; added: for each, the biases that a fused
-            kernel adds to what it makes.
+        makers: of these, the weights and biases that make queries and keys last, for every product; added: for each,
+            the biases that are added later, by a fused kernel or with an axis of heads.
         units: (width,) unit of every channel, if units are picked instead: then the positions of parts are sorted by
             unit. None if the basis is free.
         tables: nodes with the operand that is a table of positions.
@@ -171,14 +172,14 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
             norms.simplify(graph, norm, {**marks, FUSED: op} if op in norms.FUSED else marks, (dtype, dtype))
         return
     inverse = np.swapaxes(np.linalg.inv(basis), 1, 2)
-    alike: dict[tuple[str, int, bool, bytes], list[Part]] = {}
+    alike: dict[tuple[str, tuple[int, ...], bool, bytes], list[Part]] = {}
     for part in inside.parts:
         name = part.stored or part.value.name or ""
-        alike.setdefault((name, part.axis, part.inverse, part.index.tobytes()), []).append(part)
+        alike.setdefault((name, part.axes, part.inverse, part.index.tobytes()), []).append(part)
     for same in alike.values():
         part = same[0]
         array = held(part.value, facts)
-        values = _changed(array.astype(np.float64), part.axis, part.index, inverse if part.inverse else basis)
+        values = _changed(array.astype(np.float64), part, inverse if part.inverse else basis)
         limit = slots.largest(array.dtype)
         values = np.clip(values, -limit, limit).astype(array.dtype)
         read = dict.fromkeys(one.value for one in same)
@@ -186,17 +187,25 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         sweep(graph, read)
 
 
-def _changed(array: Floats, axis: int, index: Ints, basis: Floats) -> Floats:
-    front = np.moveaxis(array, axis, 0)
-    rows = front[index]
-    turned = np.swapaxes(basis, 1, 2)[:, None] @ rows.reshape(*index.shape, -1)
-    front[index] = turned.reshape(rows.shape)
-    return array
+def _changed(array: Floats, part: Part, basis: Floats) -> Floats:
+    ahead = range(len(part.axes))
+    moved = np.moveaxis(array, part.axes, ahead)
+    front = _in_front(array, part)
+    rows = front[part.index]
+    turned = np.swapaxes(basis, 1, 2)[:, None] @ rows.reshape(*part.index.shape, -1)
+    front[part.index] = turned.reshape(rows.shape)
+    return np.moveaxis(front.reshape(moved.shape), ahead, part.axes)
+
+
+def _in_front(array: Floats, part: Part) -> Floats:
+    """Return a copy of a constant with its channels along the first axis."""
+    moved = np.moveaxis(array, part.axes, range(len(part.axes)))
+    return np.array(moved).reshape(-1, *moved.shape[len(part.axes) :])
 
 
 def rows_of(part: Part, facts: Facts) -> Floats:
     """Return the (groups, copies, width, ...) numbers of a constant's channels."""
-    return np.asarray(np.moveaxis(held(part.value, facts), part.axis, 0).astype(np.float64)[part.index])
+    return np.asarray(_in_front(held(part.value, facts).astype(np.float64), part)[part.index])
 
 
 def products_of(part: Part, facts: Facts) -> Floats:

@@ -117,7 +117,7 @@ def _reads_constants(node: ir.Node, facts: Facts) -> bool:
 
 def _distinct(parts: Iterable[Part]) -> list[Part]:
     """Return parts that differ: layers with the same weights are found from each of their products."""
-    return [*{(p.node, p.operand, p.axis, p.inverse, p.index.tobytes()): p for p in parts}.values()]
+    return [*{(p.node, p.operand, p.axes, p.inverse, p.index.tobytes()): p for p in parts}.values()]
 
 
 def _refusal(node: ir.Node, reason: str) -> Refusal:
@@ -187,11 +187,12 @@ class _Finder:
             mine = [self._part(use, groups[place], kind, units, inverse=inverse) for use in self.uses[place]]
             reader = self.nodes[place[0]]
             early = [part for part in mine if self.order[part.node] < self.order[reader]]
-            makes = [part for part in early if not is_cached(part.node)][-1:]
+            makes = [part for part in early if not is_cached(part.node) and len(part.axes) == 1][-1:]
             if early and not makes:
                 raise _RefusedError(_refusal(reader, POSITIONS))
             makers += makes
-            added += [next((part for part in mine if part.node is reader), None)] * len(makes)
+            later = (part for part in mine if part.node is reader or len(part.axes) > 1)
+            added += [next(later, None)] * len(makes)
             parts += mine
         self._check_owned(parts)
         parts = _distinct(parts)
@@ -270,7 +271,7 @@ class _Finder:
         layer = use.role != "passenger"
         bias = _is_bias(node, use.operand)
         linear = node.op_type in LAYERS or is_fused(node)
-        if len(use.mark.axes) != 1 or (layer and not linear) or (not layer and not bias):
+        if len(use.mark.axes) > 1 + bias or (layer and not linear) or (not layer and not bias):
             raise _RefusedError(_refusal(node, BENDS))
         read = use.role == "consumer"
         if (read and kind == "qk" and not is_cached(node)) or (use.role == "producer" and self._adds_alike(node)):
@@ -278,14 +279,15 @@ class _Finder:
         array = constant_of(value, (value.name if value is not None else "") or "", self.facts)
         if units is None and (array is None or use.value in self.facts.stored):
             raise _RefusedError(_refusal(node, STORED))
-        index = (positions if units is None else spread)(self.flow.labels.find(use.mark.labels), groups)
+        roots = self.flow.labels.find(use.mark.labels).ravel()
+        index = (positions if units is None else spread)(roots, groups)
         if index is None:
             raise _RefusedError(_refusal(node, BENDS))
         source = use.source or ((key(node), 2) if weighs(node) else self._made(node, use))
         return Part(
             node=node,
             operand=use.operand,
-            axis=use.mark.axes[0],
+            axes=use.mark.axes,
             index=index,
             inverse=inverse != read,
             source=source,
@@ -309,8 +311,8 @@ class _Finder:
     def _made(self, node: ir.Node, use: Use) -> tuple[str, int]:
         """Return the tensor that a node computes, and the axis with the channels of its constant."""
         name, roots = key(node), self.flow.labels.find(use.mark.labels)
-        alike = (m for m in self.flow.marks.get(name, ()) if len(m.axes) == 1)
+        alike = (m for m in self.flow.marks.get(name, ()) if len(m.axes) == len(use.mark.axes))
         mark = next((m for m in alike if np.array_equal(self.flow.labels.find(m.labels), roots)), None)
         if mark is None:
             raise _RefusedError(_refusal(node, BENDS))
-        return name, mark.axes[0]
+        return name, mark.axes[-1]

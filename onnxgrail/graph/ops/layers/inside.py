@@ -6,6 +6,7 @@ All heads then lose the same number of channels, and whole heads stay.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -201,13 +202,20 @@ def _consumed(site: Site, sides: Sequence[Ints]) -> None:
     """
     flow = site.flow
     first, roots = (np.unique(flow.labels.find(some)) for some in (sides[0], np.concatenate(sides)))
-    uses = [use for use in flow.uses if use.role != "consumer" and len(use.mark.axes) == 1 and not use.scaled]
+    uses = [use for use in flow.uses if use.role != "consumer" and not use.scaled]
+    uses = [replace(use, mark=mark) for use in uses if (mark := _on_one_axis(site, use.mark)) is not None]
     for use in sorted(uses, key=lambda use: not np.isin(flow.labels.find(use.mark.labels), first).any()):
         mine = np.isin(flow.labels.find(use.mark.labels), roots)
         made = _made(site, use, len(sides)) if mine.any() else None
         if made is not None:
             mark = Mark(use.mark.axes, np.where(mine, use.mark.labels, 0))
             flow.uses.append(Use(use.node, use.operand, use.value, mark, "consumer", made))
+
+
+def _on_one_axis(site: Site, mark: Mark) -> Mark | None:
+    """Return a mark if it varies along one axis only, as that of a bias of several heads does once these are tied."""
+    found = mark if len(mark.axes) == 1 else site.flow.labels.normal(mark, site.why_none(mark))
+    return found if found is not None and len(found.axes) == 1 else None
 
 
 def _made(site: Site, use: Use, operands: int) -> tuple[str, int] | None:
@@ -221,8 +229,8 @@ def _made(site: Site, use: Use, operands: int) -> tuple[str, int] | None:
     biased = after is not None and (node := after.producer()) and node.op_type == "Add"
     name = (after.name or "") if biased and after is not None else use.node
     roots = flow.labels.find(use.mark.labels)
-    marks = [m for m in flow.marks.get(name, ()) if len(m.axes) == 1]
-    alike = next((m for m in marks if np.array_equal(flow.labels.find(m.labels), roots)), None)
+    marks = [_on_one_axis(site, mark) for mark in flow.marks.get(name, ())]
+    alike = next((m for m in marks if m is not None and np.array_equal(flow.labels.find(m.labels), roots)), None)
     return None if alike is None else (name, alike.axes[0])
 
 
