@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer, integers, maker_of, name_of, numbers_of
+from onnxgrail.graph.attributes import integer, integers, maker_of, name_of, numbers_of, written
 from onnxgrail.graph.stored.integers import Stored
 from onnxgrail.graph.stored.looked_up import LookedUp, is_pairs, lookups_of
 from onnxgrail.graph.stored.packed import BITS, BYTE, Packed
@@ -141,9 +141,9 @@ def below_a_byte(model: ir.Model) -> frozenset[str]:
         kinds = {integer(node, name, 0) for name in ("to", "output_dtype")}
         inputs = [v for v in node.inputs if v is not None]
         passed = {int(v.dtype) for v in [*inputs, *node.outputs] if v.dtype is not None}
-        value = node.attributes.get("value")
-        if node.op_type == "Constant" and value is not None and value.type == ir.AttributeType.TENSOR:
-            passed.add(int(value.as_tensor().dtype))
+        tensor = written(node)
+        if tensor is not None:
+            passed.add(int(tensor.dtype))
         if node.op_type in MOVES and ((kinds | passed) & SMALL or any(v.name in found for v in inputs)):
             found.update(v.name for v in node.outputs if v.name)
     return frozenset(found)
