@@ -198,6 +198,28 @@ def test_a_table_that_is_slower_keeps_its_bytes(tmp_path: Path, monkeypatch: pyt
     assert far(found, tmp_path / "t.onnx", held) < 0.2
 
 
+def test_kernels_beside_a_branch_that_no_sample_takes_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+        n = Shape<start=0, end=1>(x)
+        many = Greater(n, most)
+        h = If (many) <
+            then_branch = yes () => (float[N,24] t) { k = Constant<value = float {2.0}>()  t = Mul(x, k) },
+            else_branch = no () => (float[N,24] e) { e = Identity(x) }
+        >
+        a = MatMul(h, up)
+        r = Relu(a)
+        y = MatMul(r, down)
+    """
+    weights = {"most": np.array([10**6]), "up": (24, 96), "down": (96, 40)}
+    onnx.save(ir.to_proto(tiny("float[N,24] x => float[N,40] y", body, weights, recorded=False)), tmp_path / "b.onnx")
+    seen = timed(monkeypatch, lambda node: 2.0 if inputs_of(node) == 96 else 0.5)
+    _, report = small(tmp_path / "b.onnx", "b4.onnx")
+    assert len(seen) == 2
+    assert [bool(reason) for reason in reasons(report).values()] == [False, True]
+
+
 def test_measured_kernels_decide(wide: Path) -> None:
     """With the real timer: what is named as slower is in no kernel of few bits, everything else is."""
     found, report = small(wide, "o.onnx", quantize="int8-weights")

@@ -17,6 +17,7 @@ from onnxgrail.graph.bits.folded import origin
 from onnxgrail.graph.bits.plan import Plan, plan_of, with_initializers
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.fittable.matrices import LINEAR
+from onnxgrail.graph.flatten.branches import folded
 from onnxgrail.graph.io.model_file import HEAVY, copy, weight_bytes
 from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.machine.job import Job
@@ -57,7 +58,7 @@ def slow_weights(prepared: Prepared, model: ir.Model, job: Job, when: str) -> Sl
 
 
 def _measured(model: ir.Model, feed: Feed, recipe: Recipe) -> Slow:
-    model = with_initializers(model)
+    model = with_initializers(folded(model))  # plans look into no branch
     whole, few = copy(model), copy(model)
     for node in (*whole.graph, *few.graph):
         node.name = key(node)
