@@ -22,6 +22,8 @@ from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError, StoppedError
 from onnxgrail.graph.flatten.branches import Route, resolved, unfolded
 from onnxgrail.graph.flatten.taps import tapped
+from onnxgrail.graph.io.model_file import HEAVY, weight_bytes
+from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.trace.facts import Facts, constants
 
 Maker = Callable[[], Feed]
@@ -92,10 +94,11 @@ def look(model: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:
     If other samples take other branches, it is run on some of those samples too.
 
     Raises:
-        ModelError: it does not run on the data.
+        ModelError: it does not run on the data, or the runtime does not load it.
     """
     flat = unfolded(model)
     if flat is not model:
+        _load(model, providers)
         with _passing_over():
             return _look_along(flat, batches, providers)
     first = batches.first()
@@ -112,6 +115,12 @@ def look(model: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:
         raise _explained(error, batches) from error
     model.meta[WHOLE] = seen.whole or seen.is_one
     return seen
+
+
+def _load(model: ir.Model, providers: Sequence[str]) -> None:
+    """Raise the error of the runtime if it does not load a model: branches that no sample takes count there, too."""
+    if weight_bytes(model) <= HEAVY:
+        open_session(pack(model), Setup.as_is(providers)).close()
 
 
 def look_once(model: ir.Model, feed: Feed, providers: Sequence[str]) -> tuple[ir.Model, Facts]:

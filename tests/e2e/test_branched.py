@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 import onnxgrail
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.core import Recipe
-from onnxgrail.errors import NothingToCompressError
+from onnxgrail.errors import ModelError, NothingToCompressError
 from onnxgrail.graph.cuts.steps import compared
 from onnxgrail.machine.job import Job
 from tests.contract.test_branches import own_weights
@@ -192,3 +192,22 @@ def test_weights_in_nodes_of_the_branch_that_all_data_take_get_fewer_bits(tmp_pa
     assert target.stat().st_size <= report["model"]["budget"]["limit"]
     want, got = (ort.InferenceSession(str(path)).run(None, data)[0] for path in (tmp_path / "m.onnx", target))
     assert np.square(got - want).sum() < 0.01 * np.square(want).sum()
+
+
+def test_a_branch_that_keeps_the_runtime_from_loading_is_told(tmp_path: Path) -> None:
+    """Exporters write a squeeze for one token; the runtime refuses that branch where it knows that there are four."""
+    body = """
+        n = Shape<start=0, end=1>(x)
+        none = Greater(n, most)
+        h = If (none) <
+            then_branch = yes () => (float[N,6] t) { t = Squeeze(x, axes) },
+            else_branch = no () => (float[N,4,6] e) { e = Identity(x) }
+        >
+        a = MatMul(h, up)
+        r = Relu(a)
+        y = MatMul(r, down)
+    """
+    weights = {"most": np.array([10**6]), "axes": np.array([1]), "up": (6, WIDE), "down": (WIDE, 5)}
+    model = tiny("float[N,4,6] x => float[] y", body, weights, recorded=False)
+    with pytest.raises(ModelError, match=r"cannot run this model: .*Squeeze"):
+        onnxgrail.compress(model, data={"x": np.ones((8, 4, 6), np.float32)}, ratio=0.3)
