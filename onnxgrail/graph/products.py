@@ -60,13 +60,11 @@ class Orders:
     """A matrix product that an Einsum is, between transposed operands and a transposed result.
 
     Attributes:
-        operands: which operand is the first of the product, and which is the second.
-        before: for these, the order of their axes.
+        pairs: for both operands of the product, which operand of the Einsum it is, and the order of its axes.
         after: the order of the axes of what the product computes.
     """
 
-    operands: tuple[int, int]
-    before: tuple[list[int], list[int]]
+    pairs: tuple[tuple[int, list[int]], tuple[int, list[int]]]
     after: list[int]
 
 
@@ -83,13 +81,11 @@ def orders_of(terms: Sequence[str], result: str) -> Orders | None:
     if len(own) != 2 or len(summed) != 1:
         return None
     operands = (0, 1) if own[0] in terms[0] else (1, 0)
-    first, second = (terms[k] for k in operands)
-    sides = [*batch, own[0], *summed], [*batch, *summed, own[1]]
-    if sorted(sides[0]) != sorted(first) or sorted(sides[1]) != sorted(second):
+    pairs = [*zip(operands, ([*batch, own[0], *summed], [*batch, *summed, own[1]]), strict=True)]
+    if any(sorted(side) != sorted(terms[k]) for k, side in pairs):
         return None
-    made = [*batch, *own]
-    before = [first.index(c) for c in sides[0]], [second.index(c) for c in sides[1]]
-    return Orders(operands, before, [made.index(c) for c in result])
+    first, second = ((k, [terms[k].index(c) for c in side]) for k, side in pairs)
+    return Orders((first, second), [[*batch, *own].index(c) for c in result])
 
 
 def makes_scores(node: ir.Node) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from onnxgrail.calibration.observe import observe
 from onnxgrail.graph.products import letters_of, orders_of
 from onnxgrail.graph.rotate.basis import rotatable, rotate
-from onnxgrail.graph.rotate.unfused import move_before
+from onnxgrail.graph.rotate.unfused import move_before, multiply
 from tests.inside import turned
 from tests.oracle import check_same, narrowed_equals_masked, run
 from tests.tiny import Weights, feed, ints, scalar, tiny
@@ -117,6 +117,13 @@ def test_heads_of_einsum_get_a_basis(name: str) -> None:
     narrowed_equals_masked(other, feed(other), kinds=("qk", "vo"))
 
 
+def test_an_einsum_that_repeats_what_it_sums_over_stays() -> None:
+    model = tiny("float[2,3] x, float[1,4] z => float[2,4] y", 'y = Einsum<equation="ij,jk->ik">(x, z)', {})
+    facts = observe(model, feed(model))
+    multiply(model, facts)
+    assert [node.op_type for node in model.graph] == ["Einsum"]
+
+
 @pytest.mark.parametrize("equation", ["ij,jk", "ij,ki->kj", "bij,bjk->bki", "ijb,jkb->bik", "...ij,...kj->...ik"])
 def test_an_einsum_with_one_axis_each_is_a_product(equation: str) -> None:
     rng = np.random.default_rng(0)
@@ -126,7 +133,7 @@ def test_an_einsum_with_one_axis_each_is_a_product(equation: str) -> None:
     arrays = [rng.normal(size=shape) for shape in shapes]
     orders = orders_of(*letters_of(equation, [len(shape) for shape in shapes]))
     assert orders is not None
-    left, right = (arrays[k].transpose(order) for k, order in zip(orders.operands, orders.before, strict=True))
+    left, right = (arrays[k].transpose(order) for k, order in orders.pairs)
     np.testing.assert_allclose((left @ right).transpose(orders.after), np.einsum(equation, *arrays))
 
 

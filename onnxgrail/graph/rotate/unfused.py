@@ -22,10 +22,10 @@ from onnxgrail.graph.trace.facts import Facts
 FUSED = {"SkipLayerNormalization": "LayerNormalization", "SkipSimplifiedLayerNormalization": PLAIN}
 EPSILON = 1e-12  # the default of both
 LAYER_NORM = 17  # first opset with LayerNormalization
+MOVED = ("transBatchA", "transBatchB")  # attributes of fused products, for each operand
+
 _Known = tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]
 """Shapes and types of values, to which those of new ones are added."""
-
-MOVED = ("transBatchA", "transBatchB")  # attributes of fused products, for each operand
 
 
 def separate(model: ir.Model, facts: Facts) -> Facts:
@@ -71,17 +71,18 @@ def multiply(model: ir.Model, facts: Facts) -> Facts:
         if any(name in facts.constants or name not in shapes for name in names):
             continue
         orders = orders_of(*letters_of(text(node, "equation"), [len(shapes[name]) for name in names]))
-        if orders is not None:
+        sides = [] if orders is None else [[shapes[names[k]][a] for a in o] for k, o in orders.pairs]
+        if orders is not None and sides[0][-1] == sides[1][-2]:  # a product does not repeat what it sums over
             _multiplied(model.graph, node, orders, (shapes, dtypes))
     return replace(facts, shapes=shapes, dtypes=dtypes)
 
 
 def _multiplied(graph: ir.Graph, node: ir.Node, orders: Orders, known: _Known) -> None:
     """Replace an Einsum by a product."""
-    operands = [node.inputs[k] for k in orders.operands]
-    product = ir.Node("", "MatMul", operands, num_outputs=1, name=node.name)
+    product = ir.Node("", "MatMul", [node.inputs[k] for k, _ in orders.pairs], num_outputs=1, name=node.name)
+    product.metadata_props.update(node.metadata_props)  # blocks are named by the modules of their nodes
     graph.insert_before(node, product)
-    for position, order in enumerate(orders.before):
+    for position, (_, order) in enumerate(orders.pairs):
         _move(graph, product, position, order, known)
     old, made, last = node.outputs[0], product.outputs[0], orders.after
     name = old.name or ""
@@ -90,9 +91,8 @@ def _multiplied(graph: ir.Graph, node: ir.Node, orders: Orders, known: _Known) -
         if name in known[0]:
             known[0][made.name] = tuple(known[0][name][last.index(axis)] for axis in range(len(last)))
             known[1][made.name] = known[1][name]
-        moved = ir.Node(
-            "", "Transpose", [made], [ir.AttrInt64s("perm", last)], num_outputs=1, name=f"{node.name}/moved"
-        )
+        label = free_name(graph, f"{name}/Transpose")
+        moved = ir.Node("", "Transpose", [made], [ir.AttrInt64s("perm", last)], num_outputs=1, name=label)
         graph.insert_before(node, moved)
         made = moved.outputs[0]
     made.type, made.shape = old.type, old.shape
