@@ -59,7 +59,10 @@ def numbers_of(value: ir.Value) -> Array:
 def written(node: ir.Node | None) -> ir.TensorProtocol | None:
     """Return the tensor of a Constant node; None for other nodes, and if it is written as numbers or text."""
     found = node.attributes.get("value") if node is not None and node.op_type == "Constant" else None
-    return None if found is None else found.value  # not `as_tensor`, whose check of a protocol takes most of a trace
+    if found is None or found.type != ir.AttributeType.TENSOR:
+        return None
+    tensor: ir.TensorProtocol = found.value  # not `as_tensor`, whose check of a protocol takes a fifth of `inspect`
+    return tensor
 
 
 def integer(node: ir.Node, name: str, default: int = 0) -> int:

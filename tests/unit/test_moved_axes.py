@@ -9,7 +9,7 @@ import pytest
 from onnxgrail.calibration.observe import observe
 from onnxgrail.graph.products import letters_of, orders_of
 from onnxgrail.graph.rotate.basis import rotatable, rotate
-from onnxgrail.graph.rotate.unfused import move_before, multiply
+from onnxgrail.graph.rotate.unfused import move_axes
 from tests.inside import turned
 from tests.oracle import check_same, narrowed_equals_masked, run
 from tests.tiny import Weights, feed, ints, scalar, tiny
@@ -40,7 +40,7 @@ def model() -> ir.Model:
 def test_a_transpose_takes_over() -> None:
     plain, other = model(), model()
     facts = observe(other, feed(other))
-    shapes = move_before(other, facts).shapes
+    shapes = move_axes(other, facts).shapes
     assert [shapes[f"{name}/moved"] for name in ("qh", "kh", "vh")] == [(4, 5, 8)] * 3
     assert not any("transBatch" in name for node in other.graph for name in node.attributes)
     arrays = feed(plain)
@@ -57,58 +57,53 @@ def test_channels_inside_heads_get_a_basis() -> None:
     np.testing.assert_allclose(run(rotate(found, bases), arrays)["y"], run(plain, arrays)["y"], rtol=1e-3, atol=1e-3)
 
 
-SCALES = {
-    "heads": ("m = Mul(q, of_heads)", True),
-    "all channels": ("n = Neg(q)\nm = Mul(n, scale)", True),
-    "half of the channels": ("a, b = Split<axis=3>(q, halves)\nc = Mul(a, scale)\nm = Concat<axis=3>(c, b)", False),
-    "half of the channels by -1": ("a, b = Split<axis=3>(q, halves)\nc = Neg(a)\nm = Concat<axis=3>(c, b)", False),
-    "channels": ("m = Mul(q, of_channels)", False),
-}
-
-
-@pytest.mark.parametrize("name", SCALES)
-def test_the_basis_is_free_if_all_channels_of_a_head_are_scaled_alike(name: str) -> None:
-    scaled, free = SCALES[name]
-    body = "".join(f"{p}0 = MatMul(x, w{p})\n{p} = Reshape({p}0, split)\n" for p in "qkv")
-    body += f"""
-        {scaled}
-        s = Einsum<equation="bqhd,bkhd->bhqk">(m, k)
-        p = Softmax(s)
-        o = Einsum<equation="bhqk,bkhd->bqhd">(p, v)
-        u = Reshape(o, join)
-        y = MatMul(u, wo)
-    """
-    weights: Weights = {**dict.fromkeys(("wq", "wk", "wv", "wo"), (32, 32)), "split": ints(0, 0, 4, 8)}
-    weights |= {"join": ints(0, 0, 32), "halves": ints(4, 4), "scale": scalar(3)}
-    plain = tiny("float[N,5,32] x => float[] y", body, {**weights, "of_heads": (4, 1), "of_channels": (4, 8)})
-    other, _, bases = turned(plain)
-    assert ("s/product/qk" in bases or "s/qk" in bases) == free
-    check_same(run(other, feed(plain)), run(plain, feed(plain)))
-
-
-LETTERS = {  # scores, sums of values
-    "heads second": ("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"),
+SECOND = ("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd")  # scores, sums of values
+LETTERS = {
+    "heads second": SECOND,
     "batch later": ("qbhd,kbhd->bhqk", "bhqk,kbhd->bqhd"),
     "keys first": ("bkhd,bqhd->bhqk", "bkhd,bhqk->bqhd"),
     "an ellipsis": ("...qhd,...khd->...hqk", "...hqk,...khd->...qhd"),
 }
+SCALES = {
+    "heads": ("m = Mul(qt, of_heads)", True),
+    "all channels": ("n = Neg(qt)\nm = Mul(n, scale)", True),
+    "half of the channels": ("a, b = Split<axis=3>(qt, halves)\nc = Mul(a, scale)\nm = Concat<axis=3>(c, b)", False),
+    "half of the channels by -1": ("a, b = Split<axis=3>(qt, halves)\nc = Neg(a)\nm = Concat<axis=3>(c, b)", False),
+    "channels": ("m = Mul(qt, of_channels)", False),
+}
 
 
-@pytest.mark.parametrize("name", LETTERS)
-def test_heads_of_einsum_get_a_basis(name: str) -> None:
-    scores, sums = LETTERS[name]
-    first = name == "keys first"
-    swap = "$t = Transpose<perm=[1,0,2,3]>($h)\n" if name == "batch later" else "$t = Identity($h)\n"
-    body = "".join(f"$ = MatMul(x, w$)\n$h = Reshape($, split)\n{swap}".replace("$", p) for p in "qkv")
+def lettered(scores: str, sums: str, *, scaled: str = "m = Identity(qt)") -> ir.Model:
+    """An attention of four heads of 8 channels with Einsum; its queries qt are scaled before they are read as m."""
+    first = scores.startswith("bk")  # keys and values are the first operands
+    move = "Transpose<perm=[1,0,2,3]>" if scores.startswith("qb") else "Identity"
+    body = "".join(f"$ = MatMul(x, w$)\n$h = Reshape($, split)\n$t = {move}($h)\n".replace("$", p) for p in "qkv")
     body += f"""
-        s = Einsum<equation="{scores}">({"kt, qt" if first else "qt, kt"})
+        {scaled}
+        s = Einsum<equation="{scores}">({"kt, m" if first else "m, kt"})
         p = Softmax(s)
         o = Einsum<equation="{sums}">({"vt, p" if first else "p, vt"})
         u = Reshape(o, join)
         y = MatMul(u, wo)
     """
-    weights = dict.fromkeys(("wq", "wk", "wv", "wo"), (32, 32))
-    plain = tiny("float[N,5,32] x => float[] y", body, {**weights, "split": ints(0, 0, 4, 8), "join": ints(0, 0, 32)})
+    weights: Weights = {**dict.fromkeys(("wq", "wk", "wv", "wo"), (32, 32)), "split": ints(0, 0, 4, 8)}
+    weights |= {"join": ints(0, 0, 32), "halves": ints(4, 4), "scale": scalar(3), "of_heads": (4, 1)}
+    read = {name: one for name, one in {**weights, "of_channels": (4, 8)}.items() if name in body}
+    return tiny("float[N,5,32] x => float[] y", body, read)
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_the_basis_is_free_if_all_channels_of_a_head_are_scaled_alike(name: str) -> None:
+    scaled, free = SCALES[name]
+    plain = lettered(*SECOND, scaled=scaled)
+    other, _, bases = turned(plain)
+    assert ("s/qk" in bases) == free
+    check_same(run(other, feed(plain)), run(plain, feed(plain)))
+
+
+@pytest.mark.parametrize("name", LETTERS)
+def test_heads_of_einsum_get_a_basis(name: str) -> None:
+    plain = lettered(*LETTERS[name])
     other, survey, bases = turned(plain)
     assert [name.rpartition("/")[2] for name in bases] == ["qk", "vo"]
     assert not any(node.op_type == "Einsum" for node in other.graph)
@@ -120,7 +115,7 @@ def test_heads_of_einsum_get_a_basis(name: str) -> None:
 def test_an_einsum_that_repeats_what_it_sums_over_stays() -> None:
     model = tiny("float[2,3] x, float[1,4] z => float[2,4] y", 'y = Einsum<equation="ij,jk->ik">(x, z)', {})
     facts = observe(model, feed(model))
-    multiply(model, facts)
+    move_axes(model, facts)
     assert [node.op_type for node in model.graph] == ["Einsum"]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.graph.attributes import MICROSOFT
-from onnxgrail.graph.rewrite.unique import free_name, names_kept
+from onnxgrail.graph.rewrite.unique import free_name, names_kept, take_place
 
 LAYERS = {"FusedConv": "Conv", "FusedGemm": "Gemm"}
 ACTIVATION = "activation"
@@ -76,9 +76,6 @@ def _put(graph: ir.Graph, fused: ir.Node, steps: list[ir.Node]) -> None:
         if node is not steps[-1]:
             node.outputs[0].name = free_name(graph, f"{out.name}/{node.op_type}")
             node.outputs[0].type = out.type
-    last, name = steps[-1].outputs[0], out.name
-    last.type, last.shape = out.type, out.shape
     graph.insert_before(fused, steps)
-    out.replace_all_uses_with(last, replace_graph_outputs=True)
+    take_place(out, steps[-1].outputs[0])
     graph.remove(fused, safe=True)
-    out.name, last.name = None, name

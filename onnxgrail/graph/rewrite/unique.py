@@ -23,6 +23,13 @@ def free_name(graph: ir.Graph, name: str) -> str:
     return found
 
 
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """Give a new value the name, type, shape and readers of the one whose place it takes."""
+    new.type, new.shape = old.type, old.shape
+    old.name, new.name = None, old.name or new.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
 def hand_over(graph: ir.Graph, value: ir.Value, fresh: ir.Value) -> None:
     """Give the name of an output to the value that takes its place."""
     name = value.name or ""

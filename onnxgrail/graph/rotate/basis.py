@@ -31,7 +31,7 @@ from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK
 from onnxgrail.graph.rotate.norms import norms_of, simplify
 from onnxgrail.graph.rotate.scaled import fold_scales
 from onnxgrail.graph.rotate.streams import Stream, linear_streams_of, streams_of
-from onnxgrail.graph.rotate.unfused import move_before, multiply, separate
+from onnxgrail.graph.rotate.unfused import move_axes, separate
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of, held
 
 MEAN = 0.999  # cosine from which a vector of a basis is the one of the mean
@@ -134,7 +134,7 @@ def _found(
     chosen: dict[str, Stream] = {}
     pairs: dict[str, Inside] = {}
     with names_kept(model.graph):
-        facts = multiply(model, move_before(model, separate(model, facts) if apart else facts))
+        facts = move_axes(model, separate(model, facts) if apart else facts)
         for name, table in tables_of(model, facts).items():
             if wanted("embedding", name):
                 facts, chosen[name] = bridged(model, facts, table)

@@ -198,9 +198,9 @@ def _changed(array: Floats, part: Part, basis: Floats) -> Floats:
 
 
 def _in_front(array: Floats, part: Part) -> Floats:
-    """Return a copy of a constant with its channels along the first axis."""
+    """Return a constant with its channels along the first axis; it may share its memory."""
     moved = np.moveaxis(array, part.axes, range(len(part.axes)))
-    return np.array(moved).reshape(-1, *moved.shape[len(part.axes) :])
+    return moved.reshape(-1, *moved.shape[len(part.axes) :])
 
 
 def rows_of(part: Part, facts: Facts) -> Floats:

@@ -183,7 +183,8 @@ class _Finder:
         makers: list[Part] = []
         added: list[Part | None] = []
         for place, inverse in sides.items():
-            self._check(place, nodes if units is None else [*nodes, *passed], picked=units is not None)
+            channels = Channels(self.flow, self.carriers[place], self.uses[place], rows[place], units is not None)
+            self._check(channels, nodes if units is None else [*nodes, *passed])
             mine = [self._part(use, groups[place], kind, units, inverse=inverse) for use in self.uses[place]]
             reader = self.nodes[place[0]]
             early = [part for part in mine if self.order[part.node] < self.order[reader]]
@@ -191,8 +192,7 @@ class _Finder:
             if early and not makes:
                 raise _RefusedError(_refusal(reader, POSITIONS))
             makers += makes
-            later = (part for part in mine if part.node is reader or len(part.axes) > 1)
-            added += [next(later, None)] * len(makes)
+            added += [next((p for p in mine if p.node is reader or len(p.axes) > 1), None)] * len(makes)
             parts += mine
         self._check_owned(parts)
         parts = _distinct(parts)
@@ -256,12 +256,10 @@ class _Finder:
             raise _RefusedError(stuck)
         return rows
 
-    def _check(self, place: _Place, passed: Collection[ir.Node], *, picked: bool) -> None:
+    def _check(self, channels: Channels, passed: Collection[ir.Node]) -> None:
         """Raise the refusal of the first node between weights that depends on the basis, except some nodes."""
-        names = self.carriers[place]
-        channels = Channels(self.flow, names, tuple(self.uses[place]), self._rows(place), picked=picked)
         for node in self.nodes.values():
-            carries = any(v is not None and v.name in names for v in (*node.inputs, *node.outputs))
+            carries = any(v is not None and v.name in channels.names for v in (*node.inputs, *node.outputs))
             if node not in passed and carries and bends(node, channels):
                 raise _RefusedError(_refusal(node, BENDS))
 

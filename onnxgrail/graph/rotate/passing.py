@@ -10,14 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Ints
-from onnxgrail.graph.attributes import given, integer, integers, name_of, names_of, number, text
+from onnxgrail.graph.attributes import LAYOUTS, given, integer, integers, name_of, names_of, number, text
 from onnxgrail.graph.products import is_fused
 from onnxgrail.graph.rotate.classes import alike_inside
 from onnxgrail.graph.trace.facts import Facts, constant_of, key
 from onnxgrail.graph.trace.flow import Flow, Use
 
-SHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Shape", "Size")
-MOVES = frozenset((*SHAPING, "Identity", "Cast", "CastLike", "Split", "Slice", "Concat", "Gather"))
+MOVES = LAYOUTS | {"Expand", "Shape", "Size", "Cast", "CastLike", "Split", "Slice", "Concat", "Gather"}
 LAYERS = frozenset(("MatMul", "Gemm", "Conv"))
 
 Place = tuple[ir.Value, int]
@@ -281,8 +280,8 @@ def bends(node: ir.Node, channels: Channels) -> bool:
     """Return True if the result of a node that reads or computes some channels depends on their basis."""
     if not node.domain and (node.op_type in MOVES or _adds_zeros(node, channels)):
         return False
-    layers = {use.node for use in channels.uses}
-    if (node.op_type in LAYERS or is_fused(node)) and key(node) in layers and integer(node, "group", 1) == 1:
+    linear = (node.op_type in LAYERS or is_fused(node)) and integer(node, "group", 1) == 1
+    if linear and any(use.node == key(node) for use in channels.uses):
         return False
     others = [k for k, v in enumerate(node.inputs) if v is not None and v.name not in channels.names]
     if node.op_type in ("Add", "Sub"):

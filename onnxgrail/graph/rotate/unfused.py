@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import MICROSOFT, given, integer, names_of, number, text
+from onnxgrail.graph.attributes import MICROSOFT, given, integer, name_of, names_of, number, text
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.products import FUSED as PRODUCTS
-from onnxgrail.graph.products import Orders, letters_of, orders_of
-from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.products import letters_of, orders_of
+from onnxgrail.graph.rewrite.unique import free_name, take_place
 from onnxgrail.graph.rotate.marked import PLAIN
 from onnxgrail.graph.trace.facts import Facts
 
@@ -43,61 +43,60 @@ def separate(model: ir.Model, facts: Facts) -> Facts:
     return replace(facts, shapes=shapes, dtypes=dtypes) if fused else facts
 
 
-def move_before(model: ir.Model, facts: Facts) -> Facts:
-    """Put a Transpose before each operand of a product whose first axis the product itself moves after the others.
+def move_axes(model: ir.Model, facts: Facts) -> Facts:
+    """Put a Transpose wherever a product itself moves axes of its operands or of its result.
 
-    The model is changed in place; the facts are returned with the values between the two.
+    A fused product may move the first axis after the others. An Einsum of two activations that is a matrix product
+    becomes one. The model is changed in place; the facts are returned with the new values.
     """
-    shapes, dtypes = dict(facts.shapes), dict(facts.dtypes)
-    for node in model.graph:
-        for position, name in enumerate(MOVED if node.domain == MICROSOFT and node.op_type in PRODUCTS else ()):
-            value = node.inputs[position]
-            shape = shapes.get(value.name or "") if value is not None else None
-            if value is None or shape is None or not integer(node, name):
-                continue
-            _move(model.graph, node, position, [*range(1, len(shape) - 1), 0, len(shape) - 1], (shapes, dtypes))
-            del node.attributes[name]
-    return replace(facts, shapes=shapes, dtypes=dtypes)
-
-
-def multiply(model: ir.Model, facts: Facts) -> Facts:
-    """Replace every Einsum of two activations that is a matrix product by MatMul between Transposes, in place.
-
-    The facts are returned with the values between.
-    """
-    shapes, dtypes = dict(facts.shapes), dict(facts.dtypes)
-    for node in [node for node in model.graph if node.op_type == "Einsum" and not node.domain]:
+    products = [node for node in model.graph if node.domain == MICROSOFT and node.op_type in PRODUCTS]
+    sums = [node for node in model.graph if not node.domain and node.op_type == "Einsum"]
+    if not products and not sums:
+        return facts
+    known = dict(facts.shapes), dict(facts.dtypes)
+    for node in products:
+        _move_first(model.graph, node, known)
+    for node in sums:
         names = names_of(node.inputs)
-        if any(name in facts.constants or name not in shapes for name in names):
-            continue
-        orders = orders_of(*letters_of(text(node, "equation"), [len(shapes[name]) for name in names]))
-        sides = [] if orders is None else [[shapes[names[k]][a] for a in o] for k, o in orders.pairs]
-        if orders is not None and sides[0][-1] == sides[1][-2]:  # a product does not repeat what it sums over
-            _multiplied(model.graph, node, orders, (shapes, dtypes))
-    return replace(facts, shapes=shapes, dtypes=dtypes)
+        if facts.constants.isdisjoint(names) and all(name in known[0] for name in names):
+            _multiply(model.graph, node, known)
+    return replace(facts, shapes=known[0], dtypes=known[1])
 
 
-def _multiplied(graph: ir.Graph, node: ir.Node, orders: Orders, known: _Known) -> None:
-    """Replace an Einsum by a product."""
-    product = ir.Node("", "MatMul", [node.inputs[k] for k, _ in orders.pairs], num_outputs=1, name=node.name)
+def _move_first(graph: ir.Graph, node: ir.Node, known: _Known) -> None:
+    """Move the first axis of operands before a fused product, instead of in it."""
+    for position, name in enumerate(MOVED):
+        shape = known[0].get(name_of(node, position))
+        if shape is not None and integer(node, name):
+            _move(graph, node, position, [*range(1, len(shape) - 1), 0, len(shape) - 1], known)
+            del node.attributes[name]
+
+
+def _multiply(graph: ir.Graph, node: ir.Node, known: _Known) -> None:
+    """Replace an Einsum by a product, if it is one."""
+    shapes, dtypes = known
+    sizes = [shapes[name] for name in names_of(node.inputs)]
+    orders = orders_of(*letters_of(text(node, "equation"), [len(size) for size in sizes]))
+    if orders is None:
+        return
+    (left, first), (right, second) = orders.pairs
+    if sizes[left][first[-1]] != sizes[right][second[-2]]:  # a product does not repeat what it sums over
+        return
+    product = ir.Node("", "MatMul", [node.inputs[left], node.inputs[right]], num_outputs=1, name=node.name)
     product.metadata_props.update(node.metadata_props)  # blocks are named by the modules of their nodes
     graph.insert_before(node, product)
-    for position, (_, order) in enumerate(orders.pairs):
+    for position, order in enumerate((first, second)):
         _move(graph, product, position, order, known)
-    old, made, last = node.outputs[0], product.outputs[0], orders.after
-    name = old.name or ""
-    if last != sorted(last):
-        made.name, made.type = free_name(graph, f"{name}/product"), old.type
-        if name in known[0]:
-            known[0][made.name] = tuple(known[0][name][last.index(axis)] for axis in range(len(last)))
-            known[1][made.name] = known[1][name]
-        label = free_name(graph, f"{name}/Transpose")
-        moved = ir.Node("", "Transpose", [made], [ir.AttrInt64s("perm", last)], num_outputs=1, name=label)
+    old, made, after = node.outputs[0], product.outputs[0], orders.after
+    if after != sorted(after):
+        made.name, made.type = free_name(graph, f"{old.name}/product"), old.type
+        if old.name in shapes:
+            shapes[made.name] = tuple(shapes[old.name][after.index(axis)] for axis in range(len(after)))
+            dtypes[made.name] = dtypes[old.name]
+        moved = _transpose(made, after, free_name(graph, f"{old.name}/Transpose"))
         graph.insert_before(node, moved)
         made = moved.outputs[0]
-    made.type, made.shape = old.type, old.shape
-    old.name, made.name = None, name
-    old.replace_all_uses_with(made, replace_graph_outputs=True)
+    take_place(old, made)
     graph.remove(node, safe=True)
 
 
@@ -107,7 +106,7 @@ def _move(graph: ir.Graph, node: ir.Node, position: int, order: list[int], known
     if order == sorted(order):
         return
     label = free_name(graph, f"{value.name}/moved")
-    moved = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", order)], num_outputs=1, name=label)
+    moved = _transpose(value, order, label)
     made = moved.outputs[0]
     made.name, made.type = label, value.type
     graph.insert_before(node, moved)
@@ -115,6 +114,10 @@ def _move(graph: ir.Graph, node: ir.Node, position: int, order: list[int], known
     shapes, dtypes = known
     shapes[label] = tuple(shapes[value.name or ""][axis] for axis in order)
     dtypes[label] = dtypes[value.name or ""]
+
+
+def _transpose(value: ir.Value, order: list[int], name: str) -> ir.Node:
+    return ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", order)], num_outputs=1, name=name)
 
 
 def _separated(graph: ir.Graph, node: ir.Node) -> list[ir.Value]:
@@ -133,12 +136,10 @@ def _separated(graph: ir.Graph, node: ir.Node) -> list[ir.Value]:
     attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", number(node, "epsilon", EPSILON))]
     norm = ir.Node("", FUSED[node.op_type], [total, *vectors], attributes, num_outputs=1, name=node.name)
     graph.insert_before(node, norm)
-    for old, new in ((node.outputs[0], norm.outputs[0]), (told, total)):
-        if old is not None:
-            name = old.name or name
-            new.type, new.shape = node.outputs[0].type, node.outputs[0].shape
-            old.name, new.name = None, name
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if told is not None:
+        told.type, told.shape = node.outputs[0].type, node.outputs[0].shape
+        take_place(told, total)
+    take_place(node.outputs[0], norm.outputs[0])
     graph.remove(node, safe=True)
     return sums
 

@@ -6,7 +6,6 @@ All heads then lose the same number of channels, and whole heads stay.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -203,13 +202,14 @@ def _consumed(site: Site, sides: Sequence[Ints]) -> None:
     flow = site.flow
     first, roots = (np.unique(flow.labels.find(some)) for some in (sides[0], np.concatenate(sides)))
     uses = [use for use in flow.uses if use.role != "consumer" and not use.scaled]
-    uses = [replace(use, mark=mark) for use in uses if (mark := _on_one_axis(site, use.mark)) is not None]
     for use in sorted(uses, key=lambda use: not np.isin(flow.labels.find(use.mark.labels), first).any()):
-        mine = np.isin(flow.labels.find(use.mark.labels), roots)
-        made = _made(site, use, len(sides)) if mine.any() else None
-        if made is not None:
-            mark = Mark(use.mark.axes, np.where(mine, use.mark.labels, 0))
-            flow.uses.append(Use(use.node, use.operand, use.value, mark, "consumer", made))
+        reads = np.isin(flow.labels.find(use.mark.labels), roots).any()
+        mark = _on_one_axis(site, use.mark) if reads else None
+        made = _made(site, use, mark, len(sides)) if mark is not None else None
+        if mark is not None and made is not None:
+            mine = np.isin(flow.labels.find(mark.labels), roots)
+            own = Mark(mark.axes, np.where(mine, mark.labels, 0))
+            flow.uses.append(Use(use.node, use.operand, use.value, own, "consumer", made))
 
 
 def _on_one_axis(site: Site, mark: Mark) -> Mark | None:
@@ -218,7 +218,7 @@ def _on_one_axis(site: Site, mark: Mark) -> Mark | None:
     return found if found is not None and len(found.axes) == 1 else None
 
 
-def _made(site: Site, use: Use, operands: int) -> tuple[str, int] | None:
+def _made(site: Site, use: Use, mark: Mark, operands: int) -> tuple[str, int] | None:
     """Return the tensor that a weight computes, with its bias if that is added next, and the tensor's channel axis.
 
     None if that tensor has other channels, too.
@@ -228,8 +228,8 @@ def _made(site: Site, use: Use, operands: int) -> tuple[str, int] | None:
     after = next((value for value in readers if value is not None), None)
     biased = after is not None and (node := after.producer()) and node.op_type == "Add"
     name = (after.name or "") if biased and after is not None else use.node
-    roots = flow.labels.find(use.mark.labels)
-    marks = [_on_one_axis(site, mark) for mark in flow.marks.get(name, ())]
+    roots = flow.labels.find(mark.labels)
+    marks = [_on_one_axis(site, one) for one in flow.marks.get(name, ())]
     alike = next((m for m in marks if m is not None and np.array_equal(flow.labels.find(m.labels), roots)), None)
     return None if alike is None else (name, alike.axes[0])
 
