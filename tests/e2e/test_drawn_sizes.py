@@ -98,6 +98,24 @@ def llama_cache() -> bytes:
     return to_bytes(tiny(f"{given} => float[N,S,8] y", body, weights, opset=17, recorded=False))
 
 
+def apart() -> bytes:
+    """Words, segments and a mask of one length, whose axes have different names."""
+    body = """
+        last = Constant <value_ints = [2]> ()
+        e = Gather(emb, ids)
+        g = Gather(kinds, segments)
+        x = Add(e, g)
+        m = Unsqueeze(mask, last)
+        d = Mul(x, m)
+        a = MatMul(d, w)
+        b = Relu(a)
+        y = MatMul(b, v)
+    """
+    given = "int64[unk0,unk1] ids, int64[unk2,unk3] segments, float[unk4,unk5] mask"
+    weights = {"emb": (50, 8), "kinds": (50, 8), "w": (8, 32), "v": (32, 8)}
+    return to_bytes(tiny(f"{given} => float[N,S,8] y", body, weights, opset=17, recorded=False))
+
+
 def stream() -> bytes:
     """A state of two layers with a batch of its own, and a sampling rate that is a scalar."""
     body = """
@@ -125,9 +143,10 @@ def stream() -> bytes:
         (image(), "x[8, 3, 224, 224]"),
         (fresh(), "x[8, 16, 8], cache_past[8, 0, 8]"),
         (llama_cache(), "x[8, 16, 8], attention_mask[8, 21], past_key[8, 5, 8]"),
+        (apart(), "ids[8, 16], segments[8, 16], mask[8, 16]"),
         (stream(), "x[2, 8], state[2, 2, 8], sr[]"),
     ],
-    ids=["twelve positions", "five positions", "recording", "image", "empty cache", "mask", "state"],
+    ids=["twelve positions", "five positions", "recording", "image", "empty cache", "mask", "names", "state"],
 )
 def test_other_sizes_are_tried(model: bytes, drawn: str) -> None:
     result = onnxgrail.compress(model, unit_ratio=0.5, samples=16)

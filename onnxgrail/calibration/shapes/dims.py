@@ -61,6 +61,7 @@ class Usual:
         batch: samples per feed, also if an input has another fixed first axis; None: as requested, or as that axis.
         joined: the open second axis of an input whose first axis is fixed counts samples, as in recurrent states.
         whole_mask: the mask covers cached and new tokens, whatever the name of its axis.
+        alike: all sequence lengths are equal, whatever the names of their axes.
     """
 
     scale: float = 1.0
@@ -69,6 +70,7 @@ class Usual:
     batch: int | None = None
     joined: bool = False
     whole_mask: bool = False
+    alike: bool = False
 
 
 def choose(
@@ -148,7 +150,7 @@ class _Lengths:
         """Return the length stored under a key; if there is none, store the next unused sequence length."""
         if key not in self.known:
             self.known[key] = max(1, int(LENGTHS[self.taken % len(LENGTHS)] * self.usual.scale))
-            self.taken += 1
+            self.taken += 0 if self.usual.alike else 1
         return self.known[key]
 
     def plain(self, entry: Input, axis: int, name: str) -> int:

@@ -24,9 +24,11 @@ RUNS = 48  # maximum number of runs of the model
 TOLD = 6  # maximum number of shapes in a message
 
 Changes = Mapping[str, Any]
-# Empty caches, single samples, states whose second axis is the batch, masks over cached and new tokens, fewer
-# positions, images of the usual training size, and audio, which convolutions shorten several hundred times.
-PAST, MASK, JOINED, ONE = {"past": 0}, {"whole_mask": True}, {"batch": 2, "joined": True}, {"batch": 1, "joined": True}
+# Equal lengths (exporters may name every axis apart), empty caches, single samples, states whose second axis
+# is the batch, masks over cached and new tokens, fewer positions, images of the usual training size, and audio, which
+# convolutions shorten several hundred times.
+ALIKE, PAST, MASK = {"alike": True}, {"past": 0}, {"whole_mask": True}
+JOINED, ONE = {"batch": 2, "joined": True}, {"batch": 1, "joined": True}
 SIZES: tuple[Changes, ...] = ({"scale": 0.5}, {"scale": 0.25}, {"image": 224}, {"scale": 64}, {"scale": 32})
 
 Draw = Callable[[Usual, Mapping[str, int]], Batches]
@@ -113,7 +115,7 @@ def _profiles(signature: Signature) -> Iterator[Usual]:
     several: list[tuple[Changes, ...]] = [
         some for number in (1, 2, 3) for some in itertools.combinations(kinds, number)
     ]
-    for some in [*several, *((size, *kind) for size in open_sizes for kind in ((), *((k,) for k in kinds)))]:
+    for some in [(ALIKE,), *several, *((size, *kind) for size in open_sizes for kind in ((), *((k,) for k in kinds)))]:
         usual = Usual()
         for changes in some:
             usual = replace(usual, **changes)
