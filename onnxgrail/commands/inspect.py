@@ -16,7 +16,7 @@ from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.core import INNER, KINDS, Kind, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cuts.places import located, nodes_of
-from onnxgrail.graph.flatten.direct import unlisted_text, unread_text
+from onnxgrail.graph.flatten.direct import shapes_text, unlisted_text, unread_text
 from onnxgrail.graph.io.mapped import check_unchanged
 from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.graph.io.opaque import maps_text
@@ -109,13 +109,14 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[st
             lost = gone(one, some)
             shares[kind] = {"params": lost[0] / max(params, 1), "macs": lost[1] / max(macs, 1)}
     usual = selection.selected(every.survey.blocks, Recipe())  # the default choice of `compress`
-    predicted = []
+    predicted, unlisted = [], prepared.unlisted
+    least = size - unlisted.left_out.bytes
     for ratio in RATIOS:
         lost = gone(every, by_ratio(every, usual, ratio, recipe.round_to))
         left = {"params": params - lost[0], "macs": (macs - lost[1]) // prepared.samples}
         # Unknown if the weights are not stored at full size.
-        predicted.append({"ratio": ratio, **left, "bytes": size - lost[2] if lost[2] < size else None})
-    texts = (unlisted_text(prepared.unlisted), unread_text(prepared.model), maps_text(prepared.model))
+        predicted.append({"ratio": ratio, **left, "bytes": least - lost[2] if lost[2] < least else None})
+    texts = (unlisted_text(unlisted), shapes_text(unlisted), unread_text(prepared.model), maps_text(prepared.model))
     return Inspection(
         path=str(path),
         params=params,

@@ -14,6 +14,7 @@ from onnxgrail.core import Block, BlockError, Change, Ints, Outcome, Slot
 from onnxgrail.graph.cuts.places import located, nodes_of
 from onnxgrail.graph.io.mapped import loose
 from onnxgrail.graph.rewrite.interface import between
+from onnxgrail.graph.stored.declared import LaidOut, laid_out
 from onnxgrail.graph.stored.integers import Stored
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
@@ -38,10 +39,12 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
     ports = () if made.slim is None else between(prepared.model, made.slim)
     used = applied or decision.norms or any(c.error.plain is not None for c in decision.changes)  # the data
     calibration = calibration_entry(prepared.batches) if used else None
+    names = {slot.initializer for block in survey.blocks for slot in block.slots}
+    stored: dict[str, Stored | LaidOut] = {**survey.facts.stored, **laid_out(prepared.model, survey.facts, names)}
     sections = Sections(
         model=sizes,
         blocks=[
-            block_entry(b, decided.get(b.name), survey.facts.shapes, survey.facts.stored, nodes=nodes)
+            block_entry(b, decided.get(b.name), survey.facts.shapes, stored, nodes=nodes)
             for b, nodes in zip(survey.blocks, nodes_of(prepared.model, survey.blocks), strict=True)
         ],
         refusals=located(
@@ -85,7 +88,7 @@ def block_entry(
     block: Block,
     change: Change | None,
     axis_sizes: AxisSizes,
-    stored: Mapping[str, Stored] | None = None,
+    stored: Mapping[str, Stored | LaidOut] | None = None,
     *,
     nodes: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def block_entry(
         block: the block.
         change: the decision; None if the block was not selected.
         axis_sizes: original shape of every weight that a slot names.
-        stored: the weights among them that the file stores as integers with scales.
+        stored: the weights among them that the file stores as integers with scales, or in a shape that it alone tells.
         nodes: names of the nodes that read its weights.
 
     Returns:
@@ -126,14 +129,14 @@ def block_entry(
 
 
 def _members(
-    block: Block, gone: Any, cluster: Any, axis_sizes: AxisSizes, quantised: Mapping[str, Stored]
+    block: Block, gone: Any, cluster: Any, axis_sizes: AxisSizes, otherwise: Mapping[str, Stored | LaidOut]
 ) -> list[dict[str, Any]]:
-    """Return an entry per slot; a weight stored as integers with scales is named by the arrays in the file."""
+    """Return an entry per slot; a weight that the file stores otherwise is named by the arrays there."""
     found: list[dict[str, Any]] = []
     for slot in block.slots:
         common = {"cluster": None if cluster is None else cluster.tolist()}
         kept = _kept_positions(block.slots, slot, gone, axis_sizes)
-        stored = quantised.get(slot.initializer)
+        stored = otherwise.get(slot.initializer)
         parts = [(slot.initializer, slot.axis, kept)] if stored is None else stored.members(slot.axis, kept)
         for number, (name, axis, positions) in enumerate(parts):
             role = slot.role if number == 0 else "passenger"

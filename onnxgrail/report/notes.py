@@ -15,7 +15,7 @@ from onnxgrail.calibration.runtime.blocking import channel_block
 from onnxgrail.calibration.runtime.provider import left
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import INNER, Change, Recipe
-from onnxgrail.graph.flatten.direct import listed_text, unlisted_text, unread_text
+from onnxgrail.graph.flatten.direct import listed_text, shapes_text, unlisted_text, unread_text
 from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.graph.io.running.steady import random_ops
 from onnxgrail.graph.io.running.widen import has_bfloat16
@@ -56,6 +56,7 @@ def notes_of(
         _interface(ports, decision),
         *map(str, prepared.trimmed),
         unlisted_text(prepared.unlisted),
+        shapes_text(prepared.unlisted),
         unread_text(prepared.model),
         maps_text(prepared.model),
         listed_text(slim) if slim is not None else "",

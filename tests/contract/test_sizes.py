@@ -171,10 +171,10 @@ def test_a_bias_made_from_the_shape_of_its_weight(bias: str) -> None:
 
 
 def test_a_computed_weight_of_a_shape_that_nobody_can_tell() -> None:
-    """Shape inference does not see through the Identity in front of the target."""
-    body = "t = Identity(target)\nw = Reshape(flat, t)\nh = Conv(x, w1)\nr = Relu(h)\ny = Conv(r, w)"
+    """Shape inference does not see through the Identity in front of the target, and another node reads the numbers."""
+    body = "t = Identity(target)\nw = Reshape(flat, t)\nh = Conv(x, w1)\nr = Relu(h)\ny = Conv(r, w)\nz = Abs(flat)"
     weights = {"w1": (8, 3, 1, 1), "flat": (32,), "target": ints(4, 8, 1, 1)}
-    model = tiny("float[N,3,4,4] x => float[] y", body, weights, recorded=False)
+    model = tiny("float[N,3,4,4] x => float[] y, float[32] z", body, weights, recorded=False)
     survey = survey_of(model, feed(model))
     assert not survey.blocks
     assert any("does not tell its shape" in r.reason for r in survey.refusals)

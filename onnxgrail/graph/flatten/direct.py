@@ -6,11 +6,12 @@ dropout; exporters of PaddlePaddle write weights as Constant nodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from onnxgrail.graph.attributes import is_read, written
+from onnxgrail.graph.flatten.known import NO_ARRAYS, LeftOut, compute_known
 
 FREE = 4  # first IR version in which an initializer need not be an input
 MANY = 0.01  # share of all parameters from which on those that nothing reads are worth a word
@@ -35,15 +36,17 @@ def settings(model: ir.Model) -> tuple[ir.Value, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unlisted:
-    """The changes that `unlist` made to a model.
+    """The changes that `direct` made to the stored arrays of a model.
 
     Attributes:
         names: the weights that were inputs.
         ir_version: the previous IR version.
+        left_out: arrays that are removed, because only their shape was read.
     """
 
     names: tuple[str, ...]
     ir_version: int
+    left_out: LeftOut = NO_ARRAYS
 
     @property
     def overridable(self) -> bool:
@@ -70,7 +73,8 @@ def relisted(model: ir.Model, done: Unlisted) -> ir.Model:
         return model
     whole = model.clone()
     whole.meta.update(model.meta)
-    whole.graph.inputs.extend(whole.graph.initializers[name] for name in done.names)
+    held = whole.graph.initializers
+    whole.graph.inputs.extend(held[name] for name in done.names if name in held)
     whole.ir_version = done.ir_version
     return whole
 
@@ -88,6 +92,14 @@ def unlisted_text(done: Unlisted) -> str:
     if done.overridable:
         what += ", which keeps ONNX Runtime from folding them and fusing the nodes that read them"
     return f"{what}; the result has them as constants (--keep-initializer-inputs leaves them inputs)"
+
+
+def shapes_text(done: Unlisted) -> str:
+    """Return a note about arrays that are left out; empty if there are none."""
+    if not done.left_out.arrays:
+        return ""
+    what = f"{_count(done.left_out.arrays)} left out ({done.left_out.numbers:,} parameters)"
+    return f"{what}: the graph computes with the shape alone, which is now a constant"
 
 
 def listed_text(model: ir.Model) -> str:
@@ -118,7 +130,7 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataT
 
 
 def direct(model: ir.Model, *, keep_inputs: bool = False) -> Unlisted:
-    """Remove Identity nodes, and make Constant nodes of several floats initializers, in place.
+    """Remove Identity nodes, make Constant nodes of several floats initializers, and compute known sizes, in place.
 
     Outputs of the model stay what nodes compute.
 
@@ -127,7 +139,7 @@ def direct(model: ir.Model, *, keep_inputs: bool = False) -> Unlisted:
         keep_inputs: weights that are also inputs stay inputs.
 
     Returns:
-        The weights that are inputs no more.
+        The weights that are inputs no more, and those that are left out.
     """
     unlisted, graph = NOTHING if keep_inputs else unlist(model), model.graph
     for node in list(graph):
@@ -149,4 +161,4 @@ def direct(model: ir.Model, *, keep_inputs: bool = False) -> Unlisted:
         elif node.op_type == "Identity" and node.inputs[0] is not None:
             out.replace_all_uses_with(node.inputs[0])
             graph.remove(node, safe=True)
-    return unlisted
+    return replace(unlisted, left_out=compute_known(model))

@@ -1,14 +1,18 @@
-"""Weights that the graph computes: check that the file declares their shape."""
+"""Weights that the graph computes: which of their shapes the file declares, and the stored numbers of the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrail.core import Refusal
-from onnxgrail.graph.trace.facts import is_choice, key
+from onnxgrail.core import Ints, Refusal
+from onnxgrail.graph.attributes import LAYOUTS, given, integers
+from onnxgrail.graph.stored.integers import Member
+from onnxgrail.graph.trace.facts import Facts, is_choice, key
 from onnxgrail.graph.trace.flow import Flow
 
 SMALL = 64  # elements of the largest tensor that may hold a target shape
@@ -17,24 +21,90 @@ UNKNOWN = (
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LaidOut:
+    """A weight with the numbers of one stored array in another order or shape.
+
+    Attributes:
+        name: of the weight; origin: of the stored array; shape: of the stored array.
+        index: position in the flat stored array of every number of the weight.
+    """
+
+    name: str
+    origin: str
+    shape: tuple[int, ...]
+    index: Ints
+
+    def members(self, axis: int, positions: Ints) -> list[Member]:
+        """Return the stored array that loses all other positions; the weight itself if they lie on no axis of it."""
+        lost = np.delete(self.index, positions, axis=axis).ravel()
+        places = np.unravel_index(lost, self.shape)
+        for stored, size in enumerate(self.shape):
+            gone = np.unique(places[stored])
+            if lost.size and gone.size * (self.index.size // size) == lost.size:
+                return [Member(self.origin, stored, np.setdiff1d(np.arange(size), gone))]
+        return [Member(self.name, axis, positions)]
+
+
 def freeze_undeclared(flow: Flow, model: ir.Model) -> None:
-    """Freeze channels whose consumer has a computed weight with a shape that shape inference cannot find.
+    """Freeze channels whose consumer has a computed weight with a shape that nothing in the file tells.
 
     The file alone does not tell which positions of such a weight belong to which channel.
     """
-    plain = set(model.graph.initializers) | {key(n) for n in model.graph if n.op_type == "Constant"}
-    plain |= flow.facts.stored.keys()
-    computed = [use for use in flow.uses if use.role == "consumer" and use.value not in plain]
-    if not computed:
-        return
-    known = _shapes(model, {use.value for use in computed})
-    for use in computed:
-        if known.get(use.value) != flow.facts.shapes[use.value]:
+    names = {use.value for use in flow.uses if use.role == "consumer"}
+    missing = _undeclared(model, flow.facts, names - laid_out(model, flow.facts, names).keys())
+    for use in flow.uses:
+        if use.role == "consumer" and use.value in missing:
             reason = UNKNOWN.format(use.value)
             flow.labels.freeze(use.mark.labels.ravel(), Refusal(value=use.value, node=use.node, op="", reason=reason))
 
 
-def _shapes(model: ir.Model, names: set[str]) -> dict[str, tuple[int, ...]]:
+def laid_out(model: ir.Model, facts: Facts, names: Iterable[str]) -> dict[str, LaidOut]:
+    """Return those weights that are one stored array, which nothing else reads, laid out anew.
+
+    Args:
+        model: the graph.
+        facts: shapes of its tensors.
+        names: of weights.
+    """
+    computed = set(names) - facts.stored.keys() - set(model.graph.initializers)
+    found: dict[str, LaidOut] = {}
+    for node in model.graph if computed else ():
+        if key(node) not in computed:
+            continue
+        value, moves = node.outputs[0], list[ir.Node]()
+        maker: ir.Node | None = node
+        while maker is not None and maker.op_type in LAYOUTS and len(given(maker, 0).uses()) == 1:
+            moves.append(maker)
+            value = given(maker, 0)
+            maker = value.producer()
+        tensor = value.const_value
+        if moves and maker is None and tensor is not None:
+            shape = tuple(tensor.shape.numpy())
+            found[key(node)] = LaidOut(key(node), value.name or "", shape, _moved(shape, moves[::-1], facts))
+    return found
+
+
+def _moved(shape: tuple[int, ...], moves: Sequence[ir.Node], facts: Facts) -> Ints:
+    """Return the positions in a flat array of this shape, moved as its numbers are."""
+    index = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
+    for node in moves:
+        if node.op_type == "Transpose":
+            index = index.transpose(integers(node, "perm", range(index.ndim)[::-1]))
+        else:
+            index = index.reshape(facts.shapes[key(node)])
+    return index
+
+
+def _undeclared(model: ir.Model, facts: Facts, names: set[str]) -> set[str]:
+    """Return the names of computed weights whose shape ONNX shape inference cannot find."""
+    plain = set(model.graph.initializers) | {key(n) for n in model.graph if n.op_type == "Constant"}
+    computed = names - plain - facts.stored.keys()
+    known = _shapes(model, computed) if computed else {}
+    return {name for name in computed if known.get(name) != facts.shapes[name]}
+
+
+def _shapes(model: ir.Model, names: set[str]) -> Mapping[str, tuple[int, ...]]:
     """Return the shapes that ONNX shape inference finds for computed values."""
     return {
         info.name: tuple(d.dim_value for d in info.type.tensor_type.shape.dim)
