@@ -61,6 +61,18 @@ def test_functions_are_written_out(opset: int) -> None:
     assert sorted(b.units for b in survey.blocks) == [5, 6, 7, 8, 8]
 
 
+def test_versions_of_local_functions_do_not_matter() -> None:
+    """A function may import its own domain, and those of others, in any version, as jax2onnx writes them."""
+    source = calling()
+    source.functions["local", "Gated", ""].opset_imports.update({"inner": 20, "local": 20, "unused": 5})
+    model = load(source)
+    assert not model.functions
+    assert dict(model.opset_imports) == {"": 20}
+    check_same(run(model, feed(source)), run(calling(), feed(source)))
+    assert len(narrowed_equals_masked(model, feed(model)).blocks) == 5
+    assert source.functions["local", "Gated", ""].opset_imports["inner"] == 20  # the caller's model stays
+
+
 def test_a_function_of_another_opset_stays_a_call() -> None:
     model = load(calling(inner_opset=13))
     assert list(model.functions) == [("inner", "Act", "")]

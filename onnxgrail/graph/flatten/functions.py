@@ -26,7 +26,7 @@ def inlined(model: ir.Model) -> ir.Model:
     for name in whole.functions.keys() - _called(whole):  # the pass would also inline calls inside unused functions
         del whole.functions[name]
     for function in whole.functions.values():
-        _align(function, whole.opset_imports.get("", 0))
+        _align(function, whole)
     try:
         InlinePass(criteria=_Callers(whole))(whole)
     except (ValueError, ir.passes.PassError):
@@ -84,12 +84,24 @@ def _named(function: ir.Function) -> Iterator[tuple[ir.Node | ir.Value, str]]:
             yield value, value.name or "val"
 
 
-def _align(function: ir.Function, version: int) -> None:
-    """Set a function's opset to the model's if all operators it uses are the same in both versions."""
+def _align(function: ir.Function, model: ir.Model) -> None:
+    """Bring a function's opsets to the model's where that changes no operator.
+
+    The standard one, if all operators that it uses are the same in both versions; and those that define none of its
+    operators: versions of local functions have no meaning, and exporters (jax2onnx) write any.
+    """
+    for domain in function.opset_imports.keys() - {"", *_defining(function, model)}:
+        del function.opset_imports[domain]
+    version = model.opset_imports.get("", 0)
     own = function.opset_imports.get("", version)
     names = {node.op_type for node in _nodes(function) if not node.domain}
     if own != version and version and all(_since(name, own) == _since(name, version) for name in names):
         function.opset_imports[""] = version
+
+
+def _defining(function: ir.Function, model: ir.Model) -> set[str]:
+    """Return the domains of a function's operators, without calls of other functions."""
+    return {node.domain for node in _nodes(function) if node.op_identifier() not in model.functions}
 
 
 def _since(op: str, version: int) -> int:
