@@ -55,6 +55,65 @@ FORMS = {
         u$i = Div(c$i, r$i)
         w$i = Mul(u$i, g$i)
         $y = Add(w$i, s$i)""",
+    "Flax": """
+        a$i = ReduceMean <keepdims=1> ($x, last)
+        c$i = Sub($x, a$i)
+        q$i = Mul($x, $x)
+        m$i = ReduceMean <keepdims=1> (q$i, last)
+        b$i = Mul(a$i, a$i)
+        t$i = Sub(m$i, b$i)
+        l$i = Max(t$i, none)
+        e$i = Add(l$i, small)
+        r$i = Sqrt(e$i)
+        u$i = Div(c$i, r$i)
+        w$i = Mul(u$i, g$i)
+        $y = Add(w$i, s$i)""",
+    "TensorFlow": """
+        a$i = ReduceMean <keepdims=1> ($x, last)
+        c$i = Sub($x, a$i)
+        q$i = Mul(c$i, c$i)
+        m$i = ReduceMean <keepdims=1> (q$i, last)
+        e$i = Add(m$i, small)
+        r$i = Sqrt(e$i)
+        v$i = Reciprocal(r$i)
+        gv$i = Mul(v$i, g$i)
+        u$i = Mul($x, gv$i)
+        w$i = Mul(a$i, gv$i)
+        sh$i = Sub(s$i, w$i)
+        $y = Add(u$i, sh$i)""",
+    "TensorFlow, pooled": """
+        a$i = GlobalAveragePool($x)
+        n$i = Neg(a$i)
+        c$i = Sub($x, a$i)
+        q$i = Mul(c$i, c$i)
+        m$i = GlobalAveragePool(q$i)
+        e$i = Add(m$i, small)
+        r$i = Sqrt(e$i)
+        v$i = Reciprocal(r$i)
+        gv$i = Mul(v$i, g$i)
+        u$i = Mul($x, gv$i)
+        w$i = Mul(n$i, gv$i)
+        sh$i = Add(w$i, s$i)
+        $y = Add(u$i, sh$i)""",
+    "TensorFlow, no shift": """
+        a$i = ReduceMean <keepdims=1> ($x, last)
+        c$i = Sub($x, a$i)
+        q$i = Mul(c$i, c$i)
+        m$i = ReduceMean <keepdims=1> (q$i, last)
+        e$i = Add(m$i, small)
+        r$i = Sqrt(e$i)
+        v$i = Reciprocal(r$i)
+        u$i = Mul($x, v$i)
+        w$i = Mul(a$i, v$i)
+        $y = Sub(u$i, w$i)""",
+    "TensorFlow, root mean square": """
+        q$i = Pow($x, two)
+        m$i = ReduceMean <keepdims=1> (q$i, last)
+        e$i = Add(m$i, small)
+        r$i = Sqrt(e$i)
+        v$i = Reciprocal(r$i)
+        gv$i = Mul(v$i, g$i)
+        $y = Mul($x, gv$i)""",
 }
 
 BEGINS = {

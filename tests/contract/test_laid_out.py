@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
+from onnxgrail.graph.flatten.direct import direct
 from onnxgrail.graph.flatten.known import compute_known
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.stored.declared import LaidOut
@@ -134,3 +135,13 @@ def test_other_sizes_stay_computed(body: str) -> None:
         assert "Cast" in [node.op_type for node in known(body).graph]
     else:
         assert [n.op_type for n in known(body).graph] == [n.op_type for n in before.graph]
+
+
+def test_a_factor_of_no_bias_is_removed() -> None:
+    """With it, nothing could be added to what the layer computes; of a bias that is there, it stays."""
+    body = "h = Gemm <beta = 0.0> (x, w)\nr = Relu(h)\ny = Gemm <beta = 0.5> (r, v, b)"
+    model = tiny("float[N,6] x => float[N,6] y", body, {"w": (6, 8), "v": (8, 6), "b": (6,)})
+    before = run(model, feed(model))
+    direct(model)
+    assert [node.attributes.get("beta") is None for node in model.graph if node.op_type == "Gemm"] == [True, False]
+    check_same(run(model, feed(model)), before)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import is_read, written
+from onnxgrail.graph.attributes import input_of, is_read, number, written
 from onnxgrail.graph.flatten.known import NO_ARRAYS, LeftOut, compute_known
 
 FREE = 4  # first IR version in which an initializer need not be an input
@@ -132,7 +132,8 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataT
 def direct(model: ir.Model, *, keep_inputs: bool = False) -> Unlisted:
     """Remove Identity nodes, make Constant nodes of several floats initializers, and compute known sizes, in place.
 
-    Outputs of the model stay what nodes compute.
+    A Gemm without a bias loses the factor of its bias (tf2onnx writes 0), so that it can get one. Outputs of the model
+    stay what nodes compute.
 
     Args:
         model: changed in place.
@@ -158,6 +159,8 @@ def direct(model: ir.Model, *, keep_inputs: bool = False) -> Unlisted:
             graph.remove(node, safe=True)
             graph.initializers[weight.name or ""] = weight
             model.ir_version = max(model.ir_version, FREE)
+        elif node.op_type == "Gemm" and input_of(node, 2) is None and number(node, "beta", 1.0) != 1.0:
+            del node.attributes["beta"]
         elif node.op_type == "Identity" and node.inputs[0] is not None:
             out.replace_all_uses_with(node.inputs[0])
             graph.remove(node, safe=True)

@@ -28,7 +28,8 @@ from onnxgrail.graph.rotate.heads import Inside, Part, products_of, rotate_heads
 from onnxgrail.graph.rotate.inside import insides_of
 from onnxgrail.graph.rotate.layers import Slot, factor_of_bias
 from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK
-from onnxgrail.graph.rotate.norms import norms_of, simplify
+from onnxgrail.graph.rotate.norms import norms_of
+from onnxgrail.graph.rotate.restore import simplify
 from onnxgrail.graph.rotate.scaled import fold_scales
 from onnxgrail.graph.rotate.streams import Stream, linear_streams_of, streams_of
 from onnxgrail.graph.rotate.unfused import move_axes, separate

@@ -21,6 +21,7 @@ from onnxgrail.graph.rewrite.assign import set_operands, sweep
 from onnxgrail.graph.rotate import norms
 from onnxgrail.graph.rotate.marked import FUSED, INSIDE, MARK, ORDER, PICKED, RANK, READ, is_cached
 from onnxgrail.graph.rotate.norms import Norm
+from onnxgrail.graph.rotate.restore import simplify
 from onnxgrail.graph.trace.facts import Facts, held
 
 
@@ -169,7 +170,7 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         for norm in [norm for side in inside.norms for norm in side]:
             op = norm.nodes[-1].op_type
             dtype, marks = facts.dtypes[norm.source.name or ""], {MARK: inside.name, INSIDE: inside.kind}
-            norms.simplify(graph, norm, {**marks, FUSED: op} if op in norms.FUSED else marks, (dtype, dtype))
+            simplify(graph, norm, {**marks, FUSED: op} if op in norms.FUSED else marks, (dtype, dtype))
         return
     inverse = np.swapaxes(np.linalg.inv(basis), 1, 2)
     alike: dict[tuple[str, tuple[int, ...], bool, bytes], list[Part]] = {}

@@ -1,22 +1,14 @@
-"""Find layer and RMS normalizations over the last axis, as one node or as the nodes that exporters write for them.
-
-RMS normalizations can be replaced by one node.
-"""
+"""Find layer and RMS normalizations over the last axis, as one node or as the nodes that exporters write for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Floats
-from onnxgrail.graph.attributes import input_of, integer, integers, is_read, maker_of, name_of, number
-from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.assign import sweep
-from onnxgrail.graph.rewrite.unique import free_name
-from onnxgrail.graph.rotate.marked import PLAIN
+from onnxgrail.graph.attributes import input_of, integer, integers, maker_of, name_of, number
 from onnxgrail.graph.trace.facts import Facts, constant_of
 
 EPSILON = 1e-5  # the default of LayerNormalization
@@ -57,7 +49,7 @@ def norms_of(model: ir.Model, facts: Facts) -> list[Norm]:
 
 
 def roots_of(model: ir.Model, facts: Facts) -> list[Norm]:
-    """Return the RMS normalizations that one node can stand for: `simplify` replaces them and changes no numbers."""
+    """Return the RMS normalizations that one node can stand for: `simplify` changes no numbers."""
     found = [_of_one_type(norm, facts) for norm in norms_of(model, facts) if not norm.centered and norm.shift is None]
     return [norm for norm in found if norm is not None and _is_apart(norm)]
 
@@ -115,30 +107,109 @@ def _vector(node: ir.Node, operand: int, facts: Facts, width: int) -> Floats | N
 
 def _written_out(node: ir.Node, facts: Facts) -> Norm | None:
     """Return the normalization whose mean of squares this node computes."""
-    if node.op_type != "ReduceMean" or not _over_last(node, facts):
-        return None
     square = maker_of(node, 0)
-    centered = _squared(square, facts)
-    if square is None or centered is None:
+    squared = _squared(square, facts) if _is_mean(node, facts) else None
+    if square is None or squared is None:
         return None
-    epsilon, after = _epsilon(node, facts)
+    source, before = _uncentered(squared, facts)
+    found = _Means(source, squared, before, [square, node])
+    found = found if before else _less_squared_mean(found, facts)
+    epsilon, after = _epsilon(found.steps[-1], facts)
     if after is None:
         return None
-    divided = _divided(after, centered, facts)
-    if divided is None:
-        return None
-    steps = list(dict.fromkeys((square, node, after, *divided)))
-    source, before = _uncentered(centered, facts)
-    width = facts.shapes[centered.name or ""][-1]
     norm = Norm(
-        nodes=(*before, *steps),
+        nodes=(*found.before, *dict.fromkeys((*found.steps, after))),
         source=source,
-        result=steps[-1].outputs[0],
-        width=width,
+        result=source,
+        width=facts.shapes[source.name or ""][-1],
         epsilon=epsilon,
-        centered=bool(before),
+        centered=bool(found.before),
     )
-    return _with_vectors(norm, facts)
+    divided = _divided(after, found.centered, facts)
+    if divided is not None:
+        return _with_vectors(_ended(norm, divided), facts)
+    return _scaled_apart(norm, found, after, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """The nodes that compute the mean of squares of a normalization.
+
+    Attributes:
+        source: x; centered: x - mean, or x if nothing is subtracted.
+        before: the nodes of the mean and of its subtraction; steps: those of the mean of squares.
+    """
+
+    source: ir.Value
+    centered: ir.Value
+    before: list[ir.Node]
+    steps: list[ir.Node]
+
+
+def _ended(norm: Norm, nodes: list[ir.Node]) -> Norm:
+    """Return a normalization with its last nodes."""
+    return replace(norm, nodes=tuple(dict.fromkeys((*norm.nodes, *nodes))), result=nodes[-1].outputs[0])
+
+
+def _less_squared_mean(means: _Means, facts: Facts) -> _Means:
+    """Return the variance as mean of squares less squared mean, perhaps at least 0, as Flax computes it; else `means`.
+
+    The difference of x and its mean is then computed apart.
+    """
+    node, x = means.steps[-1], means.source
+    less = sole(node.outputs[0])
+    product = maker_of(less, 1) if less is not None and less.op_type == "Sub" else None
+    mean = _squared(product, facts)
+    maker = mean.producer() if mean is not None else None
+    if less is None or product is None or mean is None or maker is None or less.inputs[0] is not node.outputs[0]:
+        return means
+    apart = [use.node for use in mean.uses() if use.node.op_type == "Sub" and list(use.node.inputs) == [x, mean]]
+    if not apart or not _is_mean(maker, facts) or maker.inputs[0] is not x:
+        return means
+    steps, least = [*means.steps, product, less], sole(less.outputs[0])
+    if least is not None and least.op_type == "Max":
+        steps += [least] if any(_scalar(value, facts) == 0 for value in least.inputs) else []
+    return _Means(x, apart[0].outputs[0], [maker, apart[0]], steps)
+
+
+def _scaled_apart(norm: Norm, means: _Means, after: ir.Node, facts: Facts) -> Norm | None:
+    """Return x * scale + (shift - mean * scale) with the inverse root in the scale, as TensorFlow computes it.
+
+    Without a mean, it is x * scale.
+    """
+    nodes = _inverse(after, facts)
+    scale, gain = nodes[-1].outputs[0] if nodes else None, None
+    reader = sole(scale) if scale is not None else None
+    if reader is not None and scale is not None and reader.op_type == "Mul":
+        gain = _vector(reader, 1 - reader.inputs.index(scale), facts, norm.width)
+        nodes, scale = [*nodes, reader], reader.outputs[0] if gain is not None else None
+    if scale is None:
+        return None
+    readers = [use.node for use in scale.uses()]
+    first = next((n for n in readers if _takes(n, "Mul", norm.source, scale)), None)
+    if first is None or len(readers) != 1 + len(means.before[:1]):
+        return None
+    norm = replace(_ended(norm, [*nodes, first]), gain=gain)
+    return norm if not means.before else _shifted(norm, scale, means.before[0].outputs[0], facts)
+
+
+def _shifted(norm: Norm, scale: ir.Value, mean: ir.Value, facts: Facts) -> Norm | None:
+    """Add the nodes of + (shift - mean * scale), or - mean * scale, to a normalization that ends with x * scale."""
+    negative = next((use.node for use in mean.uses() if use.node.op_type == "Neg"), None)
+    less = mean if negative is None else negative.outputs[0]
+    second = next((use.node for use in scale.uses() if _takes(use.node, "Mul", less, scale)), None)
+    last = sole(second.outputs[0]) if second is not None else None
+    if second is None or last is None or last.op_type != ("Sub" if negative is None else "Add"):
+        return None
+    nodes = [*([negative] if negative is not None else []), second, last]
+    product, operand = norm.result, 1 - last.inputs.index(second.outputs[0])
+    if product in last.inputs and sole(product) is last:
+        return _ended(norm, nodes) if negative is not None or operand == 0 else None
+    shift, end = _vector(last, operand, facts, norm.width), sole(last.outputs[0])
+    fits = shift is not None and end is sole(product) and (negative is not None or operand == 0)
+    if end is None or not fits or not _takes(end, "Add", product, last.outputs[0]):
+        return None
+    return replace(_ended(norm, [*nodes, end]), shift=shift)
 
 
 def sole(value: ir.Value) -> ir.Node | None:
@@ -147,11 +218,13 @@ def sole(value: ir.Value) -> ir.Node | None:
     return next(iter(readers)) if len(readers) == 1 and not value.is_graph_output() else None
 
 
-def _over_last(node: ir.Node, facts: Facts) -> bool:
-    """Return True if a node reduces the last axis alone and keeps it with length 1."""
+def _is_mean(node: ir.Node, facts: Facts) -> bool:
+    """Return True if a node computes the mean over the last axis alone and keeps it with length 1."""
     shape = facts.shapes.get(name_of(node, 0))
-    if not shape or not integer(node, "keepdims", 1):
+    if not shape or not integer(node, "keepdims", 1) or node.op_type not in ("ReduceMean", "GlobalAveragePool"):
         return False
+    if node.op_type == "GlobalAveragePool":
+        return len(shape) == 3
     given = facts.values.get(name_of(node, 1))
     axes = integers(node, "axes") if given is None else tuple(int(a) for a in given.ravel())
     return len(axes) == 1 and axes[0] % len(shape) == len(shape) - 1
@@ -190,22 +263,31 @@ def _epsilon(node: ir.Node, facts: Facts) -> tuple[float, ir.Node | None]:
 
 def _divided(node: ir.Node, x: ir.Value, facts: Facts) -> list[ir.Node] | None:
     """Return the nodes that divide x by the root of this node's output."""
-    root = sole(node.outputs[0])
-    if root is None:
-        return None
-    power = _scalar(root.inputs[1], facts) if root.op_type == "Pow" else None
-    if root.op_type != "Sqrt" and power not in (0.5, -0.5):
-        return None
-    last = sole(root.outputs[0])
-    if last is None:
-        return None
-    if power == -0.5:
-        return [root, last] if _takes(last, "Mul", x, root.outputs[0]) else None
-    if last.op_type == "Div" and last.inputs[0] is x and last.inputs[1] is root.outputs[0]:
+    root, power = _root(node, facts)
+    last = sole(root.outputs[0]) if root is not None and power > 0 else None
+    if root is not None and last is not None and last.op_type == "Div" and last.inputs[0] is x:
         return [root, last]
+    inverse = _inverse(node, facts)
+    product = sole(inverse[-1].outputs[0]) if inverse else None
+    return [*inverse, product] if product is not None and _takes(product, "Mul", x, inverse[-1].outputs[0]) else None
+
+
+def _inverse(node: ir.Node, facts: Facts) -> list[ir.Node]:
+    """Return the nodes that compute the inverse root of this node's output; empty if there are none."""
+    root, power = _root(node, facts)
+    last = sole(root.outputs[0]) if root is not None and power > 0 else None
+    if root is None or last is None:
+        return [] if root is None or power > 0 else [root]
     inverse = last.op_type == "Reciprocal" or (last.op_type == "Div" and _scalar(last.inputs[0], facts) == 1.0)
-    product = sole(last.outputs[0]) if inverse else None
-    return [root, last, product] if product is not None and _takes(product, "Mul", x, last.outputs[0]) else None
+    return [root, last] if inverse else []
+
+
+def _root(node: ir.Node, facts: Facts) -> tuple[ir.Node | None, float]:
+    """Return the node that computes a root of this node's output, and the power: 0.5, or -0.5 for the inverse."""
+    root = sole(node.outputs[0])
+    power = 0.5 if root is not None and root.op_type == "Sqrt" else None
+    power = _scalar(root.inputs[1], facts) if root is not None and root.op_type == "Pow" else power
+    return (root, power) if power in (0.5, -0.5) else (None, 0.0)
 
 
 def _takes(node: ir.Node, op: str, *values: ir.Value) -> bool:
@@ -218,8 +300,7 @@ def _uncentered(value: ir.Value, facts: Facts) -> tuple[ir.Value, list[ir.Node]]
     if node is None or node.op_type != "Sub":
         return value, []
     source, mean = node.inputs[0], maker_of(node, 1)
-    own = source is not None and mean is not None and mean.op_type == "ReduceMean" and mean.inputs[0] is source
-    if not own or mean is None or source is None or not _over_last(mean, facts):
+    if source is None or mean is None or mean.inputs[:1] != (source,) or not _is_mean(mean, facts):
         return value, []
     return source, [mean, node]
 
@@ -244,45 +325,3 @@ def _uncast(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
     """Return the value, followed through a Cast that is its only reader."""
     reader = sole(value)
     return (reader.outputs[0], [reader]) if reader is not None and reader.op_type == "Cast" else (value, [])
-
-
-def simplify(graph: ir.Graph, norm: Norm, marks: Mapping[str, str], types: tuple[np.dtype, np.dtype]) -> None:
-    """Replace a normalization by one node that divides by the root mean square and applies the gain.
-
-    Half types are often normalized in float32. Then a cast follows the node.
-
-    Args:
-        graph: changed in place.
-        norm: its shift is left out, and the mean is not subtracted.
-        marks: metadata of the node.
-        types: of what it reads and of its result.
-    """
-    result = norm.result
-    numbers = np.ones(norm.width) if norm.gain is None else norm.gain
-    gain = constant(graph, numbers.astype(types[0]), f"{result.name}/gain")
-    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", norm.epsilon)]
-    node = ir.Node("", PLAIN, [norm.source, gain], attributes, num_outputs=1, name=norm.nodes[-1].name)
-    node.metadata_props.update(marks)
-    graph.insert_after(norm.nodes[-1], node)
-    fresh, name = _as_type(graph, node, types, f"{result.name}/wide"), result.name
-    fresh.type, fresh.shape = result.type, result.shape
-    result.replace_all_uses_with(fresh)
-    read = [value for old in norm.nodes for value in old.inputs if value is not None]
-    for old in reversed(norm.nodes):
-        if not any(map(is_read, old.outputs)):
-            graph.remove(old, safe=True)
-    sweep(graph, read)
-    result.name = None if result.producer() is None else f"{name}/old"
-    fresh.name = name
-
-
-def _as_type(graph: ir.Graph, node: ir.Node, types: tuple[np.dtype, np.dtype], name: str) -> ir.Value:
-    """Return the output of a node in the second of two types, cast from the first if they differ."""
-    made = node.outputs[0]
-    if types[0] == types[1]:
-        return made
-    made.name = free_name(graph, name)
-    to = ir.AttrInt64("to", int(ir.DataType.from_numpy(types[1])))
-    cast = ir.Node("", "Cast", [made], [to], num_outputs=1, name=free_name(graph, f"{name}/Cast"))
-    graph.insert_after(node, cast)
-    return cast.outputs[0]

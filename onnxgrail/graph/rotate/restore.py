@@ -1,21 +1,23 @@
-"""Write rotated normalizations and tied heads with standard operators, in forms that runtimes fuse or fold.
+"""Write the normalizations of a rotation as one node, and in the end, as tied heads, with standard operators.
 
-Normalizations inside heads that were one operator are one again.
+They get forms that runtimes fuse or fold. Normalizations inside heads that were one operator are one again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array
-from onnxgrail.graph.attributes import MICROSOFT, given, number, numbers_of
+from onnxgrail.graph.attributes import MICROSOFT, given, is_read, number, numbers_of
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.ops.tensors.cut import constant
+from onnxgrail.graph.rewrite.assign import sweep
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
-from onnxgrail.graph.rotate.marked import FUSED, TURNED, is_rotated, marks_of
+from onnxgrail.graph.rotate.marked import FUSED, PLAIN, TURNED, is_rotated, marks_of
+from onnxgrail.graph.rotate.norms import Norm
 
 FLOAT = ir.DataType.FLOAT
 AXES_INPUT = 18  # first opset in which ReduceMean takes its axes as an input
@@ -55,6 +57,48 @@ def _transpose_tables(model: ir.Model) -> None:
         head.replace_input_with(1, turned[table])
     if turned and not any(node.domain == MICROSOFT for node in graph):
         del model.opset_imports[MICROSOFT]
+
+
+def simplify(graph: ir.Graph, norm: Norm, marks: Mapping[str, str], types: tuple[np.dtype, np.dtype]) -> None:
+    """Replace a normalization by one node that divides by the root mean square and applies the gain.
+
+    Half types are often normalized in float32. Then a cast follows the node.
+
+    Args:
+        graph: changed in place.
+        norm: its shift is left out, and the mean is not subtracted.
+        marks: metadata of the node.
+        types: of what it reads and of its result.
+    """
+    result = norm.result
+    numbers = np.ones(norm.width) if norm.gain is None else norm.gain
+    gain = constant(graph, numbers.astype(types[0]), f"{result.name}/gain")
+    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", norm.epsilon)]
+    node = ir.Node("", PLAIN, [norm.source, gain], attributes, num_outputs=1, name=norm.nodes[-1].name)
+    node.metadata_props.update(marks)
+    graph.insert_after(norm.nodes[-1], node)
+    fresh, name = _as_type(graph, node, types, f"{result.name}/wide"), result.name
+    fresh.type, fresh.shape = result.type, result.shape
+    result.replace_all_uses_with(fresh)
+    read = [value for old in norm.nodes for value in old.inputs if value is not None]
+    for old in reversed(norm.nodes):
+        if not any(map(is_read, old.outputs)):
+            graph.remove(old, safe=True)
+    sweep(graph, read)
+    result.name = None if result.producer() is None else f"{name}/old"
+    fresh.name = name
+
+
+def _as_type(graph: ir.Graph, node: ir.Node, types: tuple[np.dtype, np.dtype], name: str) -> ir.Value:
+    """Return the output of a node in the second of two types, cast from the first if they differ."""
+    made = node.outputs[0]
+    if types[0] == types[1]:
+        return made
+    made.name = free_name(graph, name)
+    to = ir.AttrInt64("to", int(ir.DataType.from_numpy(types[1])))
+    cast = ir.Node("", "Cast", [made], [to], num_outputs=1, name=free_name(graph, f"{name}/Cast"))
+    graph.insert_after(node, cast)
+    return cast.outputs[0]
 
 
 class _Writer:
