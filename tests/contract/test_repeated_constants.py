@@ -1,4 +1,4 @@
-"""Constants that Expand or Tile repeats over computed sizes: cut like constants where they meet channels."""
+"""Constants that Expand, Tile or Reshape brings to computed sizes: cut like constants where they meet channels."""
 
 from __future__ import annotations
 
@@ -104,3 +104,32 @@ def test_pieces_without_elements(none: str, cut: bool) -> None:
     )
     (block,) = narrowed_equals_masked(model, feed(model)).blocks
     assert ("nothing" in {s.initializer for s in block.slots}) == cut
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.75])
+@pytest.mark.parametrize("of", ["x", "h"])
+@pytest.mark.parametrize("join", ["z = Add(h, b)", "z = Mul(b, h)"])
+def test_a_bias_in_the_shape_of_a_picture(join: str, of: str, ratio: float) -> None:
+    """Keras with torch reshapes it with the number of channels of what it is added to, or of another tensor."""
+    body = f"""
+        h = Conv(x, w1)
+        channels = Shape<start=1, end=2>({of})
+        to = Concat<axis=0>(one, channels, one, one)
+        b = Reshape(bias, to)
+        {join}
+        r = Relu(z)
+        y = Conv(r, w2)"""
+    weights = {"w1": (8, 8, 3, 3), "bias": (8,), "w2": (4, 8, 1, 1), "one": ints(1)}
+    model = tiny("float[N,8,6,6] x => float[] y", body, weights)
+    (block,) = narrowed_equals_masked(model, feed(model), ratio).blocks
+    assert ("bias", 0) in {(s.initializer, s.axis) for s in block.slots if s.role == "passenger"}
+
+
+def test_a_bias_reshaped_for_two_readers_stays() -> None:
+    body = "h = Conv(x, w1)\nto = Shape<start=1, end=2>(x)\nb = Reshape(bias, to)\nz = Transpose<perm=[0,2,3,1]>(h)\n"
+    model = tiny(
+        "float[N,8,6,6] x => float[] y, float[] u",
+        f"{body}u = Relu(b)\na = Add(z, b)\nr = Transpose<perm=[0,3,1,2]>(a)\ny = Conv(r, w2)",
+        {"w1": (8, 8, 3, 3), "bias": (8,), "w2": (4, 8, 1, 1)},
+    )
+    assert not narrowed_equals_masked(model, feed(model)).blocks
