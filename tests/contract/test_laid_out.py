@@ -12,7 +12,7 @@ import onnxgrail
 from onnxgrail.graph.flatten.direct import direct
 from onnxgrail.graph.flatten.known import compute_known
 from onnxgrail.graph.io.serial import to_bytes
-from onnxgrail.graph.stored.declared import LaidOut
+from onnxgrail.graph.stored.declared import LaidOut, Move
 from tests.oracle import check_same, narrowed_equals_masked, run
 from tests.tiny import feed, ints, tiny
 
@@ -83,14 +83,23 @@ def test_the_report_names_the_stored_array() -> None:
 
 def test_positions_of_several_axes_are_those_of_the_weight() -> None:
     """They are on no axis of the stored array, but on one of a flat array."""
-    index = np.arange(24).reshape(4, 6)
-    deep, flat = (LaidOut("w", "stored", shape, index) for shape in ((4, 3, 2), (24,)))
-    (member,) = deep.members(1, np.array([0, 1, 2, 4, 5]))
-    assert (member.name, member.axis, member.positions.tolist()) == ("w", 1, [0, 1, 2, 4, 5])
-    (member,) = deep.members(1, np.array([0, 1, 4, 5]))
-    assert (member.name, member.axis, member.positions.tolist()) == ("stored", 1, [0, 2])
-    (member,) = flat.members(0, np.array([0, 3]))
-    assert (member.name, member.axis, member.positions.tolist()) == ("stored", 0, [*range(6), *range(18, 24)])
+    deep, flat, turned = (
+        LaidOut("w", "stored", moves)
+        for moves in (
+            (Move((4, 3, 2), (4, 6), None),),
+            (Move((24,), (4, 6), None),),
+            (Move((3, 4, 2), (4, 3, 2), (1, 0, 2)), Move((4, 3, 2), (4, 6), None)),
+        )
+    )
+    for found, kept, member in (
+        (deep, [0, 1, 2, 4, 5], ("w", 1, [0, 1, 2, 4, 5])),
+        (deep, [0, 1, 4, 5], ("stored", 1, [0, 2])),
+        (turned, [0, 1, 4, 5], ("stored", 0, [0, 2])),
+        (turned, range(6), ("stored", 0, [0, 1, 2])),
+        (flat, [0, 3], ("stored", 0, [*range(0, 24, 6), *range(3, 24, 6)])),
+    ):
+        (one,) = found.members(1, np.array(kept))
+        assert (one.name, one.axis, sorted(one.positions.tolist())) == (member[0], member[1], sorted(member[2]))
 
 
 def test_arrays_of_which_only_the_shape_is_read_are_left_out() -> None:

@@ -144,6 +144,8 @@ def direct(model: ir.Model, *, keep_inputs: bool = False) -> Unlisted:
     """
     unlisted, graph = NOTHING if keep_inputs else unlist(model), model.graph
     for node in list(graph):
+        if node.op_type == "Gemm" and not node.domain and input_of(node, 2) is None and number(node, "beta", 1.0) != 1:
+            del node.attributes["beta"]
         if node.domain or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
             continue
         out = node.outputs[0]
@@ -159,8 +161,6 @@ def direct(model: ir.Model, *, keep_inputs: bool = False) -> Unlisted:
             graph.remove(node, safe=True)
             graph.initializers[weight.name or ""] = weight
             model.ir_version = max(model.ir_version, FREE)
-        elif node.op_type == "Gemm" and input_of(node, 2) is None and number(node, "beta", 1.0) != 1.0:
-            del node.attributes["beta"]
         elif node.op_type == "Identity" and node.inputs[0] is not None:
             out.replace_all_uses_with(node.inputs[0])
             graph.remove(node, safe=True)

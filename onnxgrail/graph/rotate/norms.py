@@ -131,7 +131,7 @@ def _written_out(node: ir.Node, facts: Facts) -> Norm | None:
     return _scaled_apart(norm, found, after, facts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Means:
     """The nodes that compute the mean of squares of a normalization.
 

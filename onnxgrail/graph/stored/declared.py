@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxgrail.core import Ints, Refusal
-from onnxgrail.graph.attributes import LAYOUTS, given, integers
+from onnxgrail.graph.attributes import LAYOUTS, given, integers, name_of
+from onnxgrail.graph.ops.tensors.layout import reshaped
 from onnxgrail.graph.stored.integers import Member
 from onnxgrail.graph.trace.facts import Facts, is_choice, key
 from onnxgrail.graph.trace.flow import Flow
+from onnxgrail.graph.trace.labels import Mark
 
 SMALL = 64  # elements of the largest tensor that may hold a target shape
 UNKNOWN = (
@@ -21,28 +24,42 @@ UNKNOWN = (
 )
 
 
+class Move(NamedTuple):
+    """A change of an array's layout: of its shape, or of the order of its axes."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    order: tuple[int, ...] | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LaidOut:
     """A weight with the numbers of one stored array in another order or shape.
 
     Attributes:
-        name: of the weight; origin: of the stored array; shape: of the stored array.
-        index: position in the flat stored array of every number of the weight.
+        name: of the weight; origin: of the stored array.
+        moves: from the stored array to the weight.
     """
 
     name: str
     origin: str
-    shape: tuple[int, ...]
-    index: Ints
+    moves: tuple[Move, ...]
 
     def members(self, axis: int, positions: Ints) -> list[Member]:
-        """Return the stored array that loses all other positions; the weight itself if they lie on no axis of it."""
-        lost = np.delete(self.index, positions, axis=axis).ravel()
-        places = np.unravel_index(lost, self.shape)
-        for stored, size in enumerate(self.shape):
-            gone = np.unique(places[stored])
-            if lost.size and gone.size * (self.index.size // size) == lost.size:
-                return [Member(self.origin, stored, np.setdiff1d(np.arange(size), gone))]
+        """Return the stored array that keeps these positions; the weight itself if they lie on no axis of it."""
+        stays = np.zeros(self.moves[-1].after[axis], dtype=np.int64)
+        stays[positions] = 1
+        mark: Mark | None = Mark((axis,), stays)
+        for move in reversed(self.moves):
+            if mark is not None and move.order is not None:
+                mark = mark.moved([move.order[a] for a in mark.axes])
+            elif mark is not None:
+                mark = reshaped(mark, move.after, move.before)
+        for place, stored in enumerate(mark.axes if mark is not None else ()):
+            assert mark is not None
+            line = np.moveaxis(mark.labels, place, 0).reshape(mark.labels.shape[place], -1)
+            if (line == line[:, :1]).all():
+                return [Member(self.origin, stored, np.flatnonzero(line[:, 0]))]
         return [Member(self.name, axis, positions)]
 
 
@@ -72,28 +89,21 @@ def laid_out(model: ir.Model, facts: Facts, names: Iterable[str]) -> dict[str, L
     for node in model.graph if computed else ():
         if key(node) not in computed:
             continue
-        value, moves = node.outputs[0], list[ir.Node]()
+        value, moves = node.outputs[0], list[Move]()
         maker: ir.Node | None = node
         while maker is not None and maker.op_type in LAYOUTS and len(given(maker, 0).uses()) == 1:
-            moves.append(maker)
+            moves.append(_move(maker, facts))
             value = given(maker, 0)
             maker = value.producer()
-        tensor = value.const_value
-        if moves and maker is None and tensor is not None:
-            shape = tuple(tensor.shape.numpy())
-            found[key(node)] = LaidOut(key(node), value.name or "", shape, _moved(shape, moves[::-1], facts))
+        if moves and maker is None and value.const_value is not None:
+            found[key(node)] = LaidOut(key(node), value.name or "", tuple(moves[::-1]))
     return found
 
 
-def _moved(shape: tuple[int, ...], moves: Sequence[ir.Node], facts: Facts) -> Ints:
-    """Return the positions in a flat array of this shape, moved as its numbers are."""
-    index = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
-    for node in moves:
-        if node.op_type == "Transpose":
-            index = index.transpose(integers(node, "perm", range(index.ndim)[::-1]))
-        else:
-            index = index.reshape(facts.shapes[key(node)])
-    return index
+def _move(node: ir.Node, facts: Facts) -> Move:
+    before, after = facts.shapes[name_of(node, 0)], facts.shapes[key(node)]
+    turned = node.op_type == "Transpose"
+    return Move(before, after, integers(node, "perm", range(len(before))[::-1]) if turned else None)
 
 
 def _undeclared(model: ir.Model, facts: Facts, names: set[str]) -> set[str]:
