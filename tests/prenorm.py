@@ -11,6 +11,15 @@ from tests.tiny import VOCABULARY, drawn, ints, lines, scalar, tiny
 
 WIDTH, HIDDEN = 12, 40
 
+STATISTICS = """
+        a$i = ReduceMean <keepdims=1> ($x, last)
+        c$i = Sub($x, a$i)
+        q$i = Mul(c$i, c$i)
+        m$i = ReduceMean <keepdims=1> (q$i, last)"""
+INVERSE = """
+        e$i = Add(m$i, small)
+        r$i = Sqrt(e$i)
+        v$i = Reciprocal(r$i)"""
 FORMS = {
     "LayerNormalization": "$y = LayerNormalization <axis=-1, epsilon=0.001> ($x, g$i, s$i)",
     "RMSNormalization": "$y = SimplifiedLayerNormalization <axis=-1, epsilon=0.001> ($x, g$i)",
@@ -68,14 +77,9 @@ FORMS = {
         u$i = Div(c$i, r$i)
         w$i = Mul(u$i, g$i)
         $y = Add(w$i, s$i)""",
-    "TensorFlow": """
-        a$i = ReduceMean <keepdims=1> ($x, last)
-        c$i = Sub($x, a$i)
-        q$i = Mul(c$i, c$i)
-        m$i = ReduceMean <keepdims=1> (q$i, last)
-        e$i = Add(m$i, small)
-        r$i = Sqrt(e$i)
-        v$i = Reciprocal(r$i)
+    "TensorFlow": STATISTICS
+    + INVERSE
+    + """
         gv$i = Mul(v$i, g$i)
         u$i = Mul($x, gv$i)
         w$i = Mul(a$i, gv$i)
@@ -86,32 +90,25 @@ FORMS = {
         n$i = Neg(a$i)
         c$i = Sub($x, a$i)
         q$i = Mul(c$i, c$i)
-        m$i = GlobalAveragePool(q$i)
-        e$i = Add(m$i, small)
-        r$i = Sqrt(e$i)
-        v$i = Reciprocal(r$i)
+        m$i = GlobalAveragePool(q$i)"""
+    + INVERSE
+    + """
         gv$i = Mul(v$i, g$i)
         u$i = Mul($x, gv$i)
         w$i = Mul(n$i, gv$i)
         sh$i = Add(w$i, s$i)
         $y = Add(u$i, sh$i)""",
-    "TensorFlow, no shift": """
-        a$i = ReduceMean <keepdims=1> ($x, last)
-        c$i = Sub($x, a$i)
-        q$i = Mul(c$i, c$i)
-        m$i = ReduceMean <keepdims=1> (q$i, last)
-        e$i = Add(m$i, small)
-        r$i = Sqrt(e$i)
-        v$i = Reciprocal(r$i)
+    "TensorFlow, no shift": STATISTICS
+    + INVERSE
+    + """
         u$i = Mul($x, v$i)
         w$i = Mul(a$i, v$i)
         $y = Sub(u$i, w$i)""",
     "TensorFlow, root mean square": """
         q$i = Pow($x, two)
-        m$i = ReduceMean <keepdims=1> (q$i, last)
-        e$i = Add(m$i, small)
-        r$i = Sqrt(e$i)
-        v$i = Reciprocal(r$i)
+        m$i = ReduceMean <keepdims=1> (q$i, last)"""
+    + INVERSE
+    + """
         gv$i = Mul(v$i, g$i)
         $y = Mul($x, gv$i)""",
 }

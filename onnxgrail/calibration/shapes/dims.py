@@ -150,7 +150,7 @@ class _Lengths:
         """Return the length stored under a key; if there is none, store the next unused sequence length."""
         if key not in self.known:
             self.known[key] = max(1, int(LENGTHS[self.taken % len(LENGTHS)] * self.usual.scale))
-            self.taken += 0 if self.usual.alike else 1
+            self.taken += not self.usual.alike
         return self.known[key]
 
     def plain(self, entry: Input, axis: int, name: str) -> int:

@@ -10,7 +10,8 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
 from onnxgrail.core import Array
-from onnxgrail.graph.attributes import integer, is_read, numbers_of
+from onnxgrail.graph.attributes import is_read, numbers_of
+from onnxgrail.graph.trace.sizes import reported
 
 SMALL = 64  # elements of the largest tensor that counts as sizes
 Known = dict[ir.Value, Array]
@@ -73,9 +74,7 @@ def _computed(model: ir.Model, node: ir.Node, known: Known) -> Array | None:
     if node.op_type == "Shape" and inputs[0].is_initializer() and not inputs[0].is_graph_input():
         sole = sum(use.node.op_type != "Shape" for use in inputs[0].uses()) <= 1
         tensor = get_const_tensor(inputs[0]) if sole else None
-        shape = () if tensor is None else tensor.shape.numpy()
-        parts = slice(integer(node, "start"), integer(node, "end", len(shape)))
-        return None if tensor is None else np.array(shape[parts], dtype=np.int64)
+        return None if tensor is None else reported(node, tuple(tensor.shape.numpy()))
     if known.keys().isdisjoint(inputs):
         return None
     feed = {value.name or "": _small(value, known) for value in inputs}

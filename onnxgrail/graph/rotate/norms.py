@@ -201,13 +201,19 @@ def _shifted(norm: Norm, scale: ir.Value, mean: ir.Value, facts: Facts) -> Norm 
     last = sole(second.outputs[0]) if second is not None else None
     if second is None or last is None or last.op_type != ("Sub" if negative is None else "Add"):
         return None
-    nodes = [*([negative] if negative is not None else []), second, last]
     product, operand = norm.result, 1 - last.inputs.index(second.outputs[0])
+    if negative is None and operand != 0:  # mean * scale less something
+        return None
+    nodes = [*([negative] if negative is not None else []), second, last]
     if product in last.inputs and sole(product) is last:
-        return _ended(norm, nodes) if negative is not None or operand == 0 else None
-    shift, end = _vector(last, operand, facts, norm.width), sole(last.outputs[0])
-    fits = shift is not None and end is sole(product) and (negative is not None or operand == 0)
-    if end is None or not fits or not _takes(end, "Add", product, last.outputs[0]):
+        return _ended(norm, nodes)
+    shift, end = _vector(last, operand, facts, norm.width), sole(product)
+    if (
+        shift is None
+        or end is None
+        or not _takes(end, "Add", product, last.outputs[0])
+        or sole(last.outputs[0]) is not end
+    ):
         return None
     return replace(_ended(norm, [*nodes, end]), shift=shift)
 

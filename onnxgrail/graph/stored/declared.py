@@ -49,14 +49,13 @@ class LaidOut:
         """Return the stored array that keeps these positions; the weight itself if they lie on no axis of it."""
         stays = np.zeros(self.moves[-1].after[axis], dtype=np.int64)
         stays[positions] = 1
-        mark: Mark | None = Mark((axis,), stays)
+        mark = Mark((axis,), stays)
         for move in reversed(self.moves):
-            if mark is not None and move.order is not None:
-                mark = mark.moved([move.order[a] for a in mark.axes])
-            elif mark is not None:
+            if move.order is None:
                 mark = reshaped(mark, move.after, move.before)
-        for place, stored in enumerate(mark.axes if mark is not None else ()):
-            assert mark is not None
+            else:
+                mark = mark.moved([move.order[a] for a in mark.axes])
+        for place, stored in enumerate(mark.axes):
             line = np.moveaxis(mark.labels, place, 0).reshape(mark.labels.shape[place], -1)
             if (line == line[:, :1]).all():
                 return [Member(self.origin, stored, np.flatnonzero(line[:, 0]))]

@@ -91,7 +91,7 @@ def sizes_of(model: ir.Model, facts: Facts, marks: Marks, deads: Sequence[Bools]
     staying: frozenset[str] = frozenset()
     try:
         evaluated = _evaluator(model, facts, sums)
-        full = evaluated(lambda node: _reported(node, facts.shapes[name_of(node, 0)]))
+        full = evaluated(lambda node: reported(node, facts.shapes[name_of(node, 0)]))
         while True:
             slims = [evaluated(partial(_reported_now, facts, n, staying)) for n in narrows]
             cases = [_Case(narrow, full, slim) for narrow, slim in zip(narrows, slims, strict=True)]
@@ -138,7 +138,7 @@ def _narrowed(facts: Facts, marks: Marks, dead: Bools, name: str) -> tuple[int, 
 def _reported_now(facts: Facts, narrow: Shapes, staying: frozenset[str], node: ir.Node) -> Array:
     """Return the output of a Shape node in the narrowed graph: the full size if the node stays."""
     name = name_of(node, 0)
-    return _reported(node, facts.shapes[name] if key(node) in staying else narrow(name))
+    return reported(node, facts.shapes[name] if key(node) in staying else narrow(name))
 
 
 def _readers(model: ir.Model, sums: Arithmetic) -> Iterator[tuple[ir.Node, int, str]]:
@@ -214,7 +214,7 @@ def _named(name: str) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=name)
 
 
-def _reported(node: ir.Node, shape: tuple[int, ...]) -> Array:
+def reported(node: ir.Node, shape: tuple[int, ...]) -> Array:
     """Return the output of a Shape or Size node for a tensor of this shape."""
     if node.op_type == "Size":
         return np.array(int(np.prod(shape)), dtype=np.int64)

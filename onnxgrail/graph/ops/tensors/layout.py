@@ -36,7 +36,7 @@ def factor(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[tuple[
         yield tuple(range(start, i)), tuple(range(stop, j))
 
 
-def reshaped(mark: Mark, before: Sequence[int], after: Sequence[int]) -> Mark | None:
+def reshaped(mark: Mark, before: Sequence[int], after: Sequence[int]) -> Mark:
     """Return a mark after a reshape, on the output axes of every group that it touches."""
     inner: list[int] = []
     outer: list[int] = []

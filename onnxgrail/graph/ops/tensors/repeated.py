@@ -54,7 +54,7 @@ def _before(node: ir.Node, mark: Mark, before: Sequence[int], after: Sequence[in
     """Return a mark on the input of a node that copies a constant; None if the channels are not there one by one."""
     if node.op_type == "Reshape":
         found = reshaped(mark, after, before)
-        return found if found is not None and found.labels.size == mark.labels.size else None
+        return found if found.labels.size == mark.labels.size else None
     offset = len(after) - len(before)
     spanned = all(a >= offset and before[a - offset] == after[a] for a in mark.axes)
     return Mark(tuple(a - offset for a in mark.axes), mark.labels) if spanned else None
