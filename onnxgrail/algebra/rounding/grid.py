@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from onnxgrail.core import Array, Floats, Grid, Rounded
 
 TOGETHER = 8192  # outputs that are rounded at once
+AT_ONCE = 2**16  # numbers; scales of small blocks are tried together, which saves calls
 SHRINKS = np.linspace(1.15, 0.55, 25).tolist()  # factors of the range that the search of a scale tries
 TINY, HUGE = 1e-12, 1e15  # largest numbers between which float32 holds their squared errors, in a third of the time
 STEPS = (0, -1, 1, -1, 1)  # of the zero point, each with a least-squares fit of the scale to the codes
@@ -34,45 +37,51 @@ def searched(block: Floats, importance: Floats, grid: Grid) -> tuple[Floats, Flo
     """
     kind = np.float32 if TINY < np.abs(block).max(initial=0.0) < HUGE else np.float64
     block, importance = block.astype(kind), (importance / importance.max()).astype(kind)
-    best, scale, zero = (np.full_like(block[0], number) for number in (np.inf, 1.0, grid.middle))
-    for trial in _ranges(block, grid):
-        best = _better(block, importance, grid, trial, (best, scale, zero))
+    found = _, scale, zero = [np.full_like(block[0], number) for number in (np.inf, 1.0, grid.middle)]
+    scales, zeros = _ranges(block, grid)
+    at_once = max(1, AT_ONCE // block.size)
+    for first in range(0, len(scales), at_once):
+        some = slice(first, first + at_once)
+        _better(block, importance, grid, (scales[some], zeros[some]), found)
     for step in STEPS if not grid.symmetric else (0, 0):
         moved = np.clip(zero + step, 0, grid.high)
         levels = coded(block, scale, moved, grid) - moved
         power = importance @ np.square(levels)
         fitted = (importance @ (levels * block)) / np.where(power > 0, power, 1.0)
-        best = _better(block, importance, grid, (fitted, moved), (best, scale, zero))
+        _better(block, importance, grid, (fitted[None], moved[None]), found)
     return scale.astype(np.float64), zero.astype(np.float64)
 
 
-def _ranges(block: Floats, grid: Grid) -> list[tuple[Floats, Floats]]:
-    """Return scales and zero points to try, (n,) each."""
+def _ranges(block: Floats, grid: Grid) -> tuple[Floats, Floats]:
+    """Return scales and zero points to try, (trials, n) each."""
+    shrinks = np.array(SHRINKS, block.dtype)[:, None]
     if grid.symmetric:
-        end = np.take_along_axis(block, np.abs(block).argmax(axis=0)[None], axis=0)[0]
-        middle = np.full_like(end, grid.middle)
-        return [(sign * shrink * end / grid.middle, middle) for shrink in SHRINKS for sign in (-1, 1)]
+        end = np.take_along_axis(block, np.abs(block).argmax(axis=0)[None], axis=0)
+        scales = np.repeat(shrinks, 2, axis=0) * end / grid.middle
+        scales[::2] *= -1
+        return scales, np.full_like(scales, grid.middle)
     low, high = np.minimum(block.min(axis=0), 0.0), np.maximum(block.max(axis=0), 0.0)
-    scales = [shrink * (high - low) / grid.high for shrink in SHRINKS]
-    return [
-        (s, np.clip(np.rint(-low * shrink / _safe(s)), 0, grid.high)) for s, shrink in zip(scales, SHRINKS, strict=True)
-    ]
+    scales = shrinks * (high - low) / grid.high
+    return scales, np.clip(np.rint(-low * shrinks / _safe(scales)), 0, grid.high)
 
 
 def _better(
     block: Floats,
     importance: Floats,
     grid: Grid,
-    trial: tuple[Floats, Floats],
-    found: tuple[Floats, Floats, Floats],
-) -> Floats:
-    """Write scales and zero points that lower the error into `found`; return the errors."""
+    trials: tuple[Floats, Floats],
+    found: Sequence[Floats],
+) -> None:
+    """Replace errors, scales and zero points (n,) of `found` by those of trials (t, n) with smaller errors."""
     best, scale, zero = found
-    fresh = _safe(_stored(trial[0], grid))
-    error = importance @ np.square(block - (coded(block, fresh, trial[1], grid) - trial[1]) * fresh)
-    wins = (error < best) & (_stored(trial[0], grid) != 0)
-    scale[wins], zero[wins] = fresh[wins], trial[1][wins]
-    return np.where(wins, error, best)
+    stored, zeros = _stored(trials[0], grid), trials[1]
+    scales = _safe(stored)
+    levels = coded(block, scales[:, None], zeros[:, None], grid) - zeros[:, None]
+    errors = importance @ np.square(block - levels * scales[:, None])
+    errors[stored == 0] = np.inf
+    wins = np.flatnonzero(errors.min(axis=0) < best)
+    least = errors[:, wins].argmin(axis=0)
+    best[wins], scale[wins], zero[wins] = (array[least, wins] for array in (errors, scales, zeros))
 
 
 def _stored(scale: Floats, grid: Grid) -> Floats:
