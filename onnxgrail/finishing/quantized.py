@@ -25,6 +25,7 @@ from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.rounding import Bits, rounded
+from onnxgrail.narrowing.bits.sides import Guide
 from onnxgrail.narrowing.bits.speed import slow_weights
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
@@ -92,10 +93,11 @@ def _in_few_bits(
     slow, unmeasured = slow_weights(prepared, slim, job, "after narrowing")
     found = decision.allocation.found
     spared = {**({} if found is None else found.spared), **slow}
-    chosen = rounded(prepared, slim, decision.ledger, job, decision.allocation.bits, spared)
+    guide = Guide.of(prepared, decision.ledger, job.recipe)
+    chosen = rounded(guide, slim, job, decision.allocation.bits, spared)
 
     def again(bits: Mapping[str, int]) -> Bits:
-        return rounded(prepared, slim, decision.ledger, Job(recipe=job.recipe), bits, spared)
+        return rounded(guide, slim, Job(recipe=job.recipe), bits, spared)
 
     def holds(model: ir.Model) -> bool:
         return found is None or loss(model).bound <= found.limit

@@ -19,14 +19,14 @@ from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.beginnings import Beginnings
 from onnxgrail.calibration.stream.dense import TOGETHER, Dense, size_of
-from onnxgrail.core import Array, Block, Floats, Recipe, View
+from onnxgrail.core import Block, Floats, Recipe, View
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.amounts import cache_bytes
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.bits.rounding import in_few_bits
 from onnxgrail.narrowing.choosing import Run
 from onnxgrail.narrowing.grail import bring_back, settle
-from onnxgrail.narrowing.two_networks import targets_of
+from onnxgrail.narrowing.two_networks import Targets, goals_of
 from onnxgrail.search.candidates import Task
 from onnxgrail.search.harms import Near
 
@@ -90,6 +90,7 @@ def task_of(search: Search, cost: Cost, near: Near, spared: Mapping[str, str] | 
     parts = serves_twice(prepared, recipe, NO_FILES, blocks) and PARTS * sum(map(size_of, blocks)) <= TOGETHER
 
     firsts = {prepared.batches.feeds: prepared}
+    targets = Targets(recipe, cache_bytes(recipe) // PARTS)
 
     def same(part: Prepared) -> Prepared:
         """Return the first model that was given with these data: trials and candidates share a half of them."""
@@ -102,15 +103,11 @@ def task_of(search: Search, cost: Cost, near: Near, spared: Mapping[str, str] | 
             search.dense if part is prepared else dense_of(part, alone, blocks, NO_FILES, twice=True) if parts else None
         )
 
-    @functools.cache
-    def targets(part: Prepared) -> Sequence[Mapping[str, Array]]:
-        fits = parts and recipe.compensate == BEST
-        return targets_of(part, recipe, blocks, cache_bytes(recipe) // PARTS) if fits else ()
-
+    goals = goals_of(prepared, recipe, blocks) if parts and recipe.compensate == BEST else ()
     beginnings = Beginnings(prepared, recipe.providers, cache_bytes(recipe) // BEGUN)
 
     def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
-        run = Run(part, Job(recipe=recipe), widths, dense(same(part)), targets(same(part)))
+        run = Run(part, Job(recipe=recipe), widths, dense(same(part)), targets.of(part, goals))
         return _settled(run, blocks, beginnings)
 
     def unfitted(part: Prepared, widths: Mapping[str, int]) -> Ledger:
@@ -126,7 +123,7 @@ def task_of(search: Search, cost: Cost, near: Near, spared: Mapping[str, str] | 
         near=near,
         beginnings=beginnings,
         decide=unfitted if recipe.compensate == BEST else None,
-        rounded=functools.partial(in_few_bits, recipe=recipe, spared=spared or {}) if few else None,
+        rounded=in_few_bits(recipe, spared or {}, targets) if few else None,
     )
 
 

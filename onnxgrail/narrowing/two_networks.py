@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrail.algebra.moments.cross import moments_of
 from onnxgrail.algebra.moments.regression import Moments, zero_moments
@@ -23,7 +24,7 @@ from onnxgrail.calibration.stream.rows import Where
 from onnxgrail.calibration.stream.sizes import bytes_left, scale_of
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.calibration.streaming import starts_of, stream_of
-from onnxgrail.core import Array, Block, Bools, Floats, Ints, Recipe
+from onnxgrail.core import Array, Block, Bools, Feed, Floats, Ints, Recipe
 from onnxgrail.graph.fittable.consumers import Consumer
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
@@ -225,23 +226,33 @@ def moments(sums: Sequence[Floats], stage: Stage, dense: Array | None) -> list[M
     return found
 
 
-def targets_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block], most: int) -> Sequence[Mapping[str, Array]]:
-    """Return per batch what all layers should compute, for many fits to the same data.
-
-    Args:
-        prepared: the model and its data.
-        recipe: the options.
-        blocks: the blocks that may be narrowed.
-        most: bytes that all that may take; if it takes more, the result is empty.
-    """
-    untouched = weights.empty(prepared.survey)
+def goals_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block]) -> tuple[str, ...]:
+    """Return the names of what all layers should compute that are fitted if these blocks are narrowed."""
     stages = stages_at(prepared, recipe, {block.name: block.units - 1 for block in blocks})
-    names = list(dict.fromkeys(name for stage in stages for name in stage.goals))
-    scale = scale_of(prepared.batches, prepared.survey)
-    if sum(bytes_left(prepared.survey, name, untouched, scale) for name in names) > most:
-        return ()
-    with stream_of(prepared, recipe) as stream:
-        return tuple(stream.record(names, untouched))
+    return tuple(dict.fromkeys(name for stage in stages for name in stage.goals))
+
+
+class Targets:
+    """A memory of what layers of models compute before any decision, for many fits to the same data."""
+
+    def __init__(self, recipe: Recipe, most: int) -> None:
+        """Take the options, and the bytes that may be kept per model and data."""
+        self._recipe, self._most = recipe, most
+        self._kept: dict[tuple[ir.Model, tuple[Callable[[], Feed], ...]], tuple[set[str], list[dict[str, Array]]]] = {}
+
+    def of(self, prepared: Prepared, names: Iterable[str]) -> Sequence[Mapping[str, Array]]:
+        """Return per batch the tensors of these names, and perhaps others; none of the names if they are too large."""
+        feeds = prepared.batches.feeds
+        have, kept = self._kept.setdefault((prepared.model, feeds), (set(), [{} for _ in feeds]))
+        fresh = [name for name in dict.fromkeys(names) if name not in have]
+        untouched, scale = weights.empty(prepared.survey), scale_of(prepared.batches, prepared.survey)
+        size = sum(bytes_left(prepared.survey, name, untouched, scale) for name in (*have, *fresh))
+        if fresh and size <= self._most:
+            have.update(fresh)
+            with stream_of(prepared, self._recipe) as stream:
+                for batch, found in zip(kept, stream.record(fresh, untouched), strict=True):
+                    batch.update(found)
+        return kept
 
 
 def _real(where: Where, shape: tuple[int, ...], mask: Bools | None) -> Where:

@@ -17,20 +17,25 @@ from onnxgrail.calibration.metric import Metric
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.runtime.session import Session
+from onnxgrail.calibration.stream.ways import Ways
 from onnxgrail.calibration.streaming import stream_of
 from onnxgrail.core import Array, Block, View
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.bits.rounding import rounded
+from onnxgrail.narrowing.bits.sides import Guide
+from onnxgrail.narrowing.bits.store import Entry
 from onnxgrail.narrowing.choosing import Run
 from onnxgrail.narrowing.grail import settle
-from onnxgrail.narrowing.two_networks import targets_of
+from onnxgrail.narrowing.two_networks import Targets, goals_of
 from onnxgrail.options import Recipe
 from onnxgrail.search.begun import recorded
 from tests.tiny import tiny, two_mlps
 
 DATA = {"x": np.random.default_rng(0).standard_normal((64, 12)).astype(np.float32)}
 RECIPE = Recipe(compensate="best", selector="l2")
+FEW = Recipe(quantize="int4", block_size=16)
 CONV = """
     a = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, c1)
     b = Relu(a)
@@ -80,6 +85,13 @@ def of_labels() -> Prepared:
     return prepare(tiny("float[N,12] x => int64[N] y", LABELS, sizes), DATA, Job(recipe=RECIPE), held_out=0)
 
 
+def of_matrices() -> Prepared:
+    sizes, data = {"w1": (64, 96), "w2": (96, 64), "w3": (64, 32)}, np.random.default_rng(0).standard_normal((64, 64))
+    body = "a = MatMul(x, w1)  b = Relu(a)  c = MatMul(b, w2)  d = Relu(c)  y = MatMul(d, w3)"
+    model = tiny("float[N,64] x => float[N,32] y", body, sizes, opset=21)
+    return prepare(model, {"x": data.astype(np.float32)}, Job(recipe=RECIPE), held_out=0)
+
+
 def of_early_outputs() -> Prepared:
     sizes = {"w1": (12, 16), "w2": (16, 24), "w3": (24, 20), "w4": (20, 4), "two": (2,)}
     outputs = "float[P,16] present, float[2] fixed, float[M,16] copied, seq(float) parts, float[N,4] y"
@@ -122,6 +134,10 @@ def test_trials_from_the_block_on_lose_what_the_whole_model_loses(make: Callable
         assert stream.position > 0  # the nodes before the last block were not run again
 
 
+def kept_of(prepared: Prepared, most: int) -> Sequence[Mapping[str, Array]]:
+    return Targets(RECIPE, most).of(prepared, goals_of(prepared, RECIPE, prepared.survey.blocks))
+
+
 def fitted(prepared: Prepared, known: Sequence[Mapping[str, Array]]) -> tuple[Ledger, Run]:
     blocks = prepared.survey.blocks
     run = Run(prepared, Job(recipe=RECIPE), {block.name: block.units // 2 for block in blocks}, None, known)
@@ -132,7 +148,7 @@ def fitted(prepared: Prepared, known: Sequence[Mapping[str, Array]]) -> tuple[Le
 @pytest.mark.parametrize("make", [of_mlps, of_convolutions])
 def test_fits_to_kept_targets_are_those_to_computed_ones(make: Callable[[], Prepared]) -> None:
     prepared = make()
-    kept = targets_of(prepared, RECIPE, prepared.survey.blocks, 2**30)
+    kept = kept_of(prepared, 2**30)
     assert len(kept) == len(prepared.batches)
     (one, run), (two, _) = (fitted(prepared, known) for known in ((), kept))
     assert run.refits
@@ -143,7 +159,7 @@ def test_fits_to_kept_targets_are_those_to_computed_ones(make: Callable[[], Prep
 
 def test_kept_targets_are_what_layers_are_fitted_to() -> None:
     prepared = of_convolutions()
-    kept = targets_of(prepared, RECIPE, prepared.survey.blocks, 2**30)
+    kept = kept_of(prepared, 2**30)
     doubled = [{name: 2 * array for name, array in found.items()} for found in kept]
     _, run = fitted(prepared, doubled)
     errors = [(one.before, one.after) for one in run.refits]
@@ -157,7 +173,45 @@ def test_kept_targets_are_what_layers_are_fitted_to() -> None:
 
 def test_targets_that_are_too_large_are_not_kept() -> None:
     prepared = of_mlps()
-    assert targets_of(prepared, RECIPE, prepared.survey.blocks, 1000) == ()
+    assert not any(kept_of(prepared, 1000))
+
+
+def test_matrices_are_rounded_to_kept_targets_as_to_computed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared, targets = of_matrices(), Targets(RECIPE, 2**30)
+    ledger = halved(prepared, prepared.survey.blocks[0])
+    slim = narrowed(prepared, ledger)
+    ran: list[str] = []
+    opened = Ways.open
+    monkeypatch.setattr(Ways, "open", lambda ways, names, *rest: ran.extend(names) or opened(ways, names, *rest))
+
+    def entries(kept: Targets | None) -> tuple[tuple[Entry, ...], int]:
+        ran.clear()
+        guide = Guide.of(prepared, ledger, RECIPE, kept)
+        return rounded(guide, slim, Job(recipe=FEW)).entries, len(ran)
+
+    (one, computed), (two, _), (three, known) = (entries(kept) for kept in (None, targets, targets))
+    assert two == three
+    assert known < computed  # the dense network is not run again
+    assert [(e.weight, e.rounding) for e in two] == [(e.weight, e.rounding) for e in one]
+    assert any(e.rounding == "carried" for e in two)
+    for found, wanted in zip(two, one, strict=True):
+        np.testing.assert_allclose(found.after, wanted.after, rtol=1e-3)
+
+
+def test_rounding_aims_at_kept_targets() -> None:
+    prepared = of_matrices()
+    targets, untouched = Targets(RECIPE, 2**30), weights.empty(prepared.survey)
+
+    def error() -> float:
+        """Of the first matrix, rounded to nearest."""
+        made = rounded(Guide.of(prepared, untouched, RECIPE, targets), prepared.model, Job(recipe=FEW))
+        return made.entries[0].before or 0.0
+
+    assert 0 < error() < 0.01
+    for found in targets.of(prepared, ()):
+        for name in found:
+            found[name] = 2 * found[name]  # type: ignore[index]
+    assert error() > 0.2  # what the network computes is half of every target
 
 
 def test_judges_share_the_outputs_of_the_original_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -33,9 +33,10 @@ from onnxgrail.graph.rewrite.unique import names_kept
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job
-from onnxgrail.narrowing.bits.sides import own
+from onnxgrail.narrowing.bits.sides import Guide, own
 from onnxgrail.narrowing.bits.store import Entry
 from onnxgrail.narrowing.bits.walk import ALONE, Walk
+from onnxgrail.narrowing.two_networks import Targets
 from onnxgrail.options import WEIGHTS
 
 RANDOM = "there are no calibration data"
@@ -71,29 +72,33 @@ class Bits:
 
 
 def in_few_bits(
-    part: Prepared, slim: ir.Model, ledger: Ledger, bits: Mapping[str, int], recipe: Recipe, spared: Mapping[str, str]
-) -> ir.Model:
-    """Return a candidate of a search as it is judged, in the bits of the recipe or of the search.
+    recipe: Recipe, spared: Mapping[str, str], targets: Targets
+) -> Callable[[Prepared, ir.Model, Ledger, Mapping[str, int]], ir.Model]:
+    """Return what gives the candidates of a search their bits.
 
     Args:
-        part: the dense model and the data to which the candidate was fitted.
-        slim: the candidate in float.
-        ledger: the decisions that narrowed it.
-        bits: by weight, see `plan_of`.
         recipe: the options.
         spared: weights that have more bits, see `Found`.
+        targets: keeps what layers of the dense model compute for all candidates.
+
+    Returns:
+        A function of the dense model with the data to which a candidate was fitted, the candidate in float, the
+        decisions that narrowed it, and bits by weight (see `plan_of`).
     """
-    if recipe.quantize not in ("none", *WEIGHTS):
-        return as_judged(part, slim, recipe, spared)
-    if not bits and recipe.quantize == "none":
-        return slim
-    return rounded(part, slim, ledger, Job(recipe=recipe), bits, spared).model
+
+    def made(part: Prepared, slim: ir.Model, ledger: Ledger, bits: Mapping[str, int]) -> ir.Model:
+        if recipe.quantize not in ("none", *WEIGHTS):
+            return as_judged(part, slim, recipe, spared)
+        if not bits and recipe.quantize == "none":
+            return slim
+        return rounded(Guide.of(part, ledger, recipe, targets), slim, Job(recipe=recipe), bits, spared).model
+
+    return made
 
 
 def rounded(
-    prepared: Prepared,
+    guide: Guide,
     slim: ir.Model,
-    ledger: Ledger,
     job: Job,
     bits: Mapping[str, int] = NONE,
     spared: Mapping[str, str] = NOWHERE,
@@ -101,9 +106,8 @@ def rounded(
     """Return a copy of the narrowed model with its matrices in a few bits.
 
     Args:
-        prepared: the dense model and its data.
+        guide: the dense model with its data, and the decisions that narrowed it.
         slim: the narrowed model in float.
-        ledger: the decisions that narrowed it.
         job: the run; it caches rounded stages.
         bits: by weight, see `plan_of`.
         spared: weights that compute in float, with the reason; a runtime converts their 4 or 8 bits, if it can.
@@ -111,6 +115,7 @@ def rounded(
     Raises:
         ModelError: a weight holds NaN or infinity, or ONNX Runtime cannot run the narrowed model.
     """
+    prepared = guide.prepared
     slim, sizes = with_initializers(slim), bool(bits)  # a size counts on the bits that it says
     bits = beside(slim, bits)
     facts = observe(slim, prepared.fed_small(slim), providers=job.recipe.providers)
@@ -119,7 +124,7 @@ def rounded(
     walk = Walk(made, plan, job)
     with names_kept(made.graph):
         if not prepared.batches.synthetic:
-            walk.carry(prepared, own(prepared, keep(slim), facts), ledger)
+            walk.carry(guide, own(prepared, keep(slim), facts))
         walk.rest(RANDOM if prepared.batches.synthetic else UNMEASURED)
     declare(made, plan, job.recipe)
     old = by_channel(made, job.recipe)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.stream import Stream
 from onnxgrail.calibration.streaming import starts_of, stream_of
-from onnxgrail.core import Bools, Recipe
+from onnxgrail.core import Array, Bools, Recipe
 from onnxgrail.graph.fittable.consumers import Consumer, biased, consumers, unmarked
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.graph.trace.facts import Facts, key
@@ -22,7 +22,7 @@ from onnxgrail.machine.amounts import cache_for, fit_bytes
 from onnxgrail.machine.steps.steps import Steps
 from onnxgrail.narrowing.bits.stage import least
 from onnxgrail.narrowing.layers import Stage, Task, has_room, stages_of
-from onnxgrail.narrowing.two_networks import Pair
+from onnxgrail.narrowing.two_networks import Pair, Targets
 
 
 def own(prepared: Prepared, slim: ir.Model, facts: Facts) -> Prepared:
@@ -42,18 +42,20 @@ class Guide:
         ledger: the decisions that narrowed it.
         averaged: units were merged, so that what is left of a tensor is not a part of the dense one.
         places: positions of its nodes, by key.
+        targets: keeps what its layers compute for other narrowed networks, too; None if there are no others.
     """
 
     prepared: Prepared
     ledger: Ledger
     averaged: bool
     places: dict[str, int]
+    targets: Targets | None
 
     @classmethod
-    def of(cls, prepared: Prepared, ledger: Ledger, recipe: Recipe) -> Guide:
+    def of(cls, prepared: Prepared, ledger: Ledger, recipe: Recipe, targets: Targets | None = None) -> Guide:
         """Return the guide of a narrowing."""
         places = {key(node): place for place, node in enumerate(prepared.model.graph)}
-        return cls(prepared, ledger, not REDUCERS[recipe.reducer].needs_scores, places)
+        return cls(prepared, ledger, not REDUCERS[recipe.reducer].needs_scores, places, targets)
 
     def made(self, task: Task) -> Bools | None:
         """Return which outputs of the dense layer are left, None if its outputs cannot be compared.
@@ -82,6 +84,13 @@ class Guide:
             return None
         tasks = tuple(_towards(task, made) for task, made in zip(stage.tasks, found, strict=True) if made is not None)
         return Stage(tasks), self.places[stage.first.node]
+
+    def known(self, todo: Iterable[Stage]) -> Sequence[Mapping[str, Array]]:
+        """Return per batch what the dense layers of some stages compute, if it is kept."""
+        if self.targets is None:
+            return ()
+        found = [there[0] for stage in todo if (there := self.stage(stage)) is not None]
+        return self.targets.of(self.prepared, [name for stage in found for name in stage.goals])
 
 
 def _towards(task: Task, made: Bools) -> Task:
@@ -167,24 +176,25 @@ class Sides:
 
 
 @contextmanager
-def opened(prepared: Prepared, slim: Prepared, ledger: Ledger, recipe: Recipe) -> Iterator[Sides]:
+def opened(guide: Guide, slim: Prepared, todo: Sequence[Stage], recipe: Recipe) -> Iterator[Sides]:
     """Give the streams over the calibration data.
 
     Args:
-        prepared: the dense model.
+        guide: the dense model.
         slim: the narrowed model, as `own` returns it.
-        ledger: the decisions that narrowed it.
+        todo: what will be rounded.
         recipe: providers, seed and cache size.
     """
+    prepared, known = guide.prepared, guide.known(todo)
     with ExitStack() as stack:
         streams: list[Stream] = [stack.enter_context(stream_of(one, recipe, share=3)) for one in (prepared, slim, slim)]
         empty: Sequence[Ledger] = [weights.empty(one.survey) for one in (prepared, slim)]
         dense, itself, rounded = streams
         starts = starts_of(rounded, Steps())
         yield Sides(
-            guide=Guide.of(prepared, ledger, recipe),
+            guide=guide,
             slim=slim,
             untouched=empty[1],
-            dense=Pair(dense, rounded, empty[0], starts, recipe.seed),
+            dense=Pair(dense, rounded, empty[0], starts, recipe.seed, known),
             itself=Pair(itself, rounded, empty[1], starts, recipe.seed),
         )

@@ -24,7 +24,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.machine.progress import Tick, ticking
 from onnxgrail.machine.steps.codec import RECORD
 from onnxgrail.narrowing.bits.fit import Fit
-from onnxgrail.narrowing.bits.sides import Sides, opened, stages, too_large
+from onnxgrail.narrowing.bits.sides import Guide, Sides, opened, stages, too_large
 from onnxgrail.narrowing.bits.stage import fits_of, least, record_of, untargeted
 from onnxgrail.narrowing.bits.store import Entry, entry, nearest_matrix, nearest_table
 from onnxgrail.narrowing.layers import Stage
@@ -47,19 +47,13 @@ class Walk:
         names = [matrix.weight for matrix, _ in self._matrices] + [table.weight for table, _ in self._plan.tables]
         return tuple(self._entries[name] for name in names)
 
-    def carry(self, prepared: Prepared, slim: Prepared, ledger: Ledger) -> None:
-        """Round the matrices whose inputs can be measured.
-
-        Args:
-            prepared: the dense model.
-            slim: the narrowed model in float.
-            ledger: the decisions that narrowed it.
-        """
+    def carry(self, guide: Guide, slim: Prepared) -> None:
+        """Round the matrices whose inputs can be measured, given the dense model and the narrowed one in float."""
         limit, found = fit_bytes(self._job.recipe), stages(slim, self._job.recipe, self._by_node)
         todo = [stage for stage in found if min(stage.memory, least(stage)) <= limit]
         large = [stage for stage in found if stage.memory > limit]
         self._large = {task.consumer.node: too_large(Stage((task,))) for stage in large for task in stage.tasks}
-        with opened(prepared, slim, ledger, self._job.recipe) as sides:
+        with opened(guide, slim, todo, self._job.recipe) as sides:
             tick = ticking(self._job.progress, "quantizing", len(todo) * len(slim.batches))
             now = sides.untouched
             for stage in todo:
