@@ -114,7 +114,7 @@ def test_the_search_goes_on(sized: bool, model: Path, tmp_path: Path, monkeypatc
     given |= {"minimize": "size"} if sized else {"minimize": "params", "quantize": "int8-weights", "round_to": 1}
     if sized:
         digits = shorter("digits_vit", tmp_path)
-        model, given = digits.model, {**given, "data": digits.calibration, "samples": 64}
+        model, given = digits.model, {**given, "data": digits.calibration, "samples": 64, "effort": "fast"}
     first = onnxgrail.compress(model, tmp_path / "a.onnx", **given).report.data
     real, following, calls = quantized.loss_of, finish.decided, list[Any]()
 
