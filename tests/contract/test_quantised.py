@@ -14,6 +14,7 @@ import pytest
 import onnxgrail
 from onnxgrail.core import Array
 from onnxgrail.graph.fittable.consumers import consumers
+from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.narrowing.bits.again import ROUNDED
@@ -78,6 +79,21 @@ def test_integers_in_a_constant_node_are_cut() -> None:
     held.replace_all_uses_with(node.outputs[0])
     model.graph.insert_before(model.graph[0], node)
     assert [b.units for b in narrowed_equals_masked(model, feed(model)).blocks] == [4]
+
+
+FAKE = "q = QuantizeLinear(w, s)\nv = DequantizeLinear(q, s)\na = MatMul(x, u)\nh = Relu(a)\ny = MatMul(h, v)"
+
+
+@pytest.mark.parametrize(("more", "name"), [("", "w"), ("\nz = Identity(w)", "v"), ("\nz = Identity(q)", "v")])
+def test_the_report_names_the_float_array_that_the_graph_rounds(more: str, name: str) -> None:
+    """If nothing else reads it, so that the file alone tells what is gone, whatever operators round it."""
+    kind = "uint8" if "q)" in more else "float"
+    signature = "float[N,6] x => float[N,4] y" + (f", {kind}[16,4] z" if more else "")
+    model = tiny(signature, FAKE + more, {"u": (6, 16), "w": (16, 4), "s": scalar(0.01)})
+    data = {"x": np.random.default_rng(0).standard_normal((32, 6)).astype(np.float32)}
+    found = onnxgrail.compress(to_bytes(model), data=data, unit_ratio=0.5, compensate="none", round_to=1)
+    (block,) = found.report.data["blocks"]
+    assert [(m["initializer"], m["role"]) for m in block["members"]] == [("u", "producer"), (name, "consumer")]
 
 
 def test_reordered_blocks_are_refused_with_a_reason() -> None:

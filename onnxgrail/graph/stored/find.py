@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import integer, integers, maker_of, name_of, numbers_of, written
+from onnxgrail.graph.attributes import given, integer, integers, maker_of, name_of, numbers_of, written
 from onnxgrail.graph.stored.integers import Stored
 from onnxgrail.graph.stored.looked_up import LookedUp, is_pairs, lookups_of
 from onnxgrail.graph.stored.packed import BITS, BYTE, Packed
@@ -165,9 +165,19 @@ def _scaled(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[st
         axis=axis,
         size=size,
         per_axis=len(shape) > 0 and _per_axis(node, scale, shape[axis]),
-        named=names[0] if names[0] in model.graph.initializers else node.outputs[0].name or "",
+        named=names[0] if names[0] in model.graph.initializers else _float_of(node) or node.outputs[0].name or "",
         bits=_bits(model, names[0]),
     )
+
+
+def _float_of(node: ir.Node) -> str:
+    """Return the name of the stored float array that the graph quantizes for this node alone; '' if there is none."""
+    maker = maker_of(node, 0)
+    source = None if maker is None or maker.op_type != "QuantizeLinear" else maker.inputs[0]
+    if source is None or (source.const_value is None and written(source.producer()) is None):
+        return ""
+    alone = len(source.uses()) == len(given(node, 0).uses()) == 1
+    return (source.name or "") if alone else ""
 
 
 def _looked_up(model: ir.Model, node: ir.Node, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> LookedUp:
