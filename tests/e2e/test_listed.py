@@ -18,6 +18,7 @@ from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.cli import main
 from onnxgrail.core import Array, Recipe
+from onnxgrail.graph.flatten.direct import unlist
 from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.job import Job
 from tests.tiny import batch_norm, feed, ints, tiny
@@ -105,6 +106,15 @@ def test_an_input_with_a_default_is_no_weight(tmp_path: Path) -> None:
     onnx.save(net(7, listed="shape"), source)
     with pytest.raises(onnxgrail.NothingToCompressError, match="shape is an input of the model, with a default value"):
         onnxgrail.compress(source, output, **QUICK)
+
+
+@pytest.mark.parametrize(("listed", "removed"), [(["b1", "b2"], ("b1", "b2")), (["b2"], ())])
+def test_inputs_that_are_all_biases_are_weights(listed: list[str], removed: tuple[str, ...]) -> None:
+    """As Brevitas writes them, whose other weights are integers."""
+    body = "a = Gemm(x, w1, b1)\nh = Mul(a, s)\ny = Gemm(h, w2, b2)"
+    model = tiny("float[N,6] x => float[N,4] y", body, {"w1": (6, 9), "b1": (9,), "s": (9,), "w2": (9, 4), "b2": (4,)})
+    model.graph.inputs.extend(model.graph.initializers[name] for name in listed)
+    assert unlist(model).names == removed
 
 
 def test_inspect_says_so(tmp_path: Path) -> None:

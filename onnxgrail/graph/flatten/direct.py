@@ -16,6 +16,7 @@ from onnxgrail.graph.flatten.known import NO_ARRAYS, LeftOut, compute_known
 FREE = 4  # first IR version in which an initializer need not be an input
 MANY = 0.01  # share of all parameters from which on those that nothing reads are worth a word
 FEW = 8  # the most inputs with a default value that count as intended
+BIASED = ("Conv", "ConvTranspose", "Gemm")
 
 
 def listed(model: ir.Model) -> tuple[ir.Value, ...]:
@@ -26,9 +27,13 @@ def listed(model: ir.Model) -> tuple[ir.Value, ...]:
 def settings(model: ir.Model) -> tuple[ir.Value, ...]:
     """Return the listed initializers that are inputs on purpose: a few, in a model with more other constants.
 
-    If a model lists many of its constants, its exporter listed all of them; before IR version 4 it had to.
+    If a model lists many of its constants, or all biases of its layers (Brevitas: their weights are no floats), its
+    exporter listed all that it could; before IR version 4 it had to.
     """
     found = listed(model)
+    biases = {input_of(node, 2) for node in model.graph if node.op_type in BIASED} - {None}
+    if len(biases) > 1 and biases <= set(found):
+        return ()
     constants = len(model.graph.initializers) + sum(node.op_type == "Constant" for node in model.graph)
     few = len(found) <= FEW and 2 * len(found) < constants
     return found if few and model.ir_version >= FREE else ()
