@@ -297,7 +297,7 @@ def _distance(a: Array, b: Array, least: float = LEAST) -> float:
 
 def _limit(model: ir.Model) -> float:
     kinds = {v.const_value.dtype for v in model.graph.initializers.values() if v.const_value is not None}
-    if kinds & {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4}:
-        return QUANTISED
+    integers = kinds & {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4}
     sizes = [k.itemsize for k in kinds if k.is_floating_point()]
-    return LIMITS.get(int(min(sizes, default=4)), LIMITS[2])
+    limit = LIMITS.get(int(min(sizes, default=4)), LIMITS[2])
+    return max(limit, QUANTISED) if integers else limit

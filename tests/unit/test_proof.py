@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +19,7 @@ from onnxgrail.graph.ops import rule
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.survey import Survey
 from tests.oracle import survey_of
-from tests.tiny import cnn, feed, ints, mlp, tiny
+from tests.tiny import cnn, drawn, feed, ints, mlp, tiny
 
 
 def proved(model: ir.Model, survey: Survey) -> tuple[tuple[Block, ...], tuple[Refusal, ...]]:
@@ -142,3 +143,30 @@ def test_scores_that_are_nearly_zero_are_compared_before_the_sigmoid(monkeypatch
     blocks, refusals = proved(model, survey_of(model, feed(model)))
     assert not blocks
     assert "differs from the masked one" in refusals[0].reason
+
+
+@pytest.mark.parametrize(("half", "most"), [(False, 1e-3), (True, 1e-2)])
+def test_sums_of_half_precision_round_alike_beside_integers(
+    half: bool, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ModelOpt writes 8 bits between layers in half precision, whose sums in another order differ by more."""
+    kind, element = (np.float16, "float16") if half else (np.float32, "float")
+    weights = {"w": (12, 16), "v": (16, 4)}
+    made = {name: drawn(np.random.default_rng(1), shape).astype(kind) for name, shape in weights.items()}
+    constants = {"s": np.array(0.05, kind), "z": np.array(0, np.int8)}
+    body = "a = MatMul(x, w)\nr = Relu(a)\nq = QuantizeLinear(r, s, z)\nh = DequantizeLinear(q, s, z)\ny = MatMul(h, v)"
+    model = tiny(f"{element}[N,12] x => {element}[N,4] y", body, made | constants, opset=19)
+    survey = survey_of(model, feed(model))
+    run = agreement._run
+
+    def off(*args: Any, whole: bool = False) -> list[dict[str, Array]]:
+        return [
+            {n: (a * (1 + error * whole)).astype(a.dtype) if a.dtype == kind else a for n, a in one.items()}
+            for one in run(*args, whole=whole)
+        ]
+
+    monkeypatch.setattr(agreement, "_run", off)
+    error = most / 2
+    assert proved(model, survey) == (survey.blocks, ())
+    error = 4 * most
+    assert proved(model, survey)[0] == ()
