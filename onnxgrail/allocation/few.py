@@ -15,7 +15,7 @@ from onnxgrail.calibration.quantize import is_quantised
 from onnxgrail.calibration.quantize.light import storable
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError, meant
-from onnxgrail.graph.bits.folded import HALF, Codes
+from onnxgrail.graph.bits.folded import HALF, Codes, origin
 from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of, with_initializers
 from onnxgrail.graph.cost.meter import Size
 from onnxgrail.graph.flatten.branches import in_branch
@@ -96,7 +96,7 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     model = with_initializers(prepared.model)
     if not recipe.chooses_bits:
         plan = plan_of(model, prepared.survey.facts, recipe)
-        coded = [rung for rung in _coded(model) if rung.weight in plan.coded and rung.weight not in plan.forms()]
+        coded = [rung for rung in _coded(model) if rung.weight in plan.coded.keys() - set(map(origin, plan.forms()))]
         coded = [replace(rung, forms={TABLE: rung.forms[TABLE]}) for rung in coded]
         return _paired([*_rungs(model, [plan]), *coded]), ""
     if is_quantised(model):
@@ -155,7 +155,7 @@ def _every(model: ir.Model, prepared: Prepared, recipe: Recipe) -> tuple[Rung, .
     halves = {rung.weight: {HALF: rung.forms[HALF]} for rung in coded if rung.weight in known and HALF in rung.forms}
     coded = tuple(rung for rung in coded if rung.weight not in known)
     four = plan_of(written, facts, recipe, {rung.weight: min(LEVELS) for rung in coded}).in_four() if coded else {}
-    more = {name: {form.grid.bits: form} for name, form in four.items()}
+    more = {origin(name): {form.grid.bits: form} for name, form in four.items()}
     wide = tuple(replace(rung, forms={**halves.get(rung.weight, {}), **rung.forms}) for rung in rungs)
     return _paired([*wide, *(replace(rung, forms={**rung.forms, **more.get(rung.weight, {})}) for rung in coded)])
 
@@ -174,9 +174,10 @@ def _rungs(model: ir.Model, plans: Sequence[Plan]) -> tuple[Rung, ...]:
         for name, form in plan.forms().items():
             tensor = model.graph.initializers[name].const_value
             assert tensor is not None
-            rung = found.setdefault(name, Rung(name, tuple(tensor.shape.numpy()), tensor.nbytes, {}))
+            first = origin(name)
+            rung = found.setdefault(first, Rung(first, tuple(tensor.shape.numpy()), tensor.nbytes, {}))
             if form.bytes(rung.shape) < min((rung.bytes(bits) for bits in rung.forms), default=rung.whole):
-                found[name] = replace(rung, forms={**rung.forms, form.grid.bits: form})
+                found[first] = replace(rung, forms={**rung.forms, form.grid.bits: form})
     return tuple(rung for rung in found.values() if rung.forms)
 
 
@@ -185,7 +186,7 @@ def _coded(model: ir.Model) -> tuple[Rung, ...]:
     own = {name for name, value in model.graph.initializers.items() if not in_branch(value)}
     own |= {node.outputs[0].name or "" for node in model.graph if node.op_type == "Constant"}
     found = [one for one in storable(model) if one.name in own]
-    return tuple(Rung(one.name, one.array.shape, one.array.nbytes, one.forms()) for one in found)
+    return tuple(Rung(one.origin, one.array.shape, one.array.nbytes, one.forms()) for one in found)
 
 
 def fewest(rungs: Sequence[Rung]) -> Bits:

@@ -13,6 +13,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnxgrail
+from onnxgrail.allocation.few import fewest, rungs_of, with_bits
+from onnxgrail.allocation.measures import measure_of
 from onnxgrail.calibration.prepare import prepare
 from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, NothingToCompressError
@@ -211,3 +213,22 @@ def test_a_branch_that_keeps_the_runtime_from_loading_is_told(tmp_path: Path) ->
     model = tiny("float[N,4,6] x => float[] y", body, weights, recorded=False)
     with pytest.raises(ModelError, match=r"cannot run this model: .*Squeeze"):
         onnxgrail.compress(model, data={"x": np.ones((8, 4, 6), np.float32)}, ratio=0.3)
+
+
+def test_bits_are_asked_for_by_the_names_before_weights_were_renamed(tmp_path: Path) -> None:
+    """A weight that a node of a branch holds has another name in another basis: silero_vad stopped with a KeyError."""
+    plain = nets.mlp((24, 192, 128, 10))
+    for tensor in plain.graph.initializer:
+        tensor.name += "/narrowed" if tensor.name == "w1" else ""
+    for node in plain.graph.node:
+        node.input[:] = [name + "/narrowed" if name == "w1" else name for name in node.input]
+    onnx.save(plain, tmp_path / "m.onnx")
+    recipe = Recipe(max_loss=0.05, minimize="size")
+    prepared = prepare(onnx.load(tmp_path / "m.onnx"), nets.vectors(64, 24), Job(recipe=recipe))
+    rungs, _ = rungs_of(prepared, recipe)
+    assert {"w0", "w1", "w2"} <= {rung.weight for rung in rungs}
+    measure = measure_of(prepared, "size", bare=True)
+    whole, few = (with_bits(measure, rungs, bits) for bits in ({}, fewest(rungs)))
+    block = prepared.survey.blocks[0]
+    half = {block.name: block.units // 2}
+    assert 0 < few({}) - few(half) < 0.5 * (whole({}) - whole(half))  # narrower weights save few bits, not floats

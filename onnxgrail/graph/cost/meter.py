@@ -10,6 +10,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnxgrail.core import Block, Bools, Ints
+from onnxgrail.graph.bits.folded import origin
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.spare import Spare, pairs_of, spares
 from onnxgrail.graph.trace.survey import Holding, Survey
@@ -150,7 +151,7 @@ def _spare(one: Spare, survey: Survey, owner: Ints, counted: Counted) -> Part:
     return Part(
         blocks=tuple(sorted(counting.owned(owner, units))),
         saved=lambda dead: one.more(survey, counted, dead),
-        weights=one.weights if counted == "bytes" else (),
+        weights=tuple(map(origin, one.weights)) if counted == "bytes" else (),
         shapes=lambda dead: one.shapes(survey, dead),
         resized=lambda now, _: one.left_out(now),
     )
@@ -167,7 +168,7 @@ def _weights(survey: Survey, owner: Ints, counted: Counted) -> list[Part]:
         return Part(
             blocks=blocks,
             saved=lambda dead: holding.removed(dead)[place],
-            weights=(holding.sources[0].name,),
+            weights=(origin(holding.sources[0].name),),
             shapes=lambda dead: (form.operand.left(form.shape, dead),),
         )
 
