@@ -15,11 +15,12 @@ from onnxgrail.calibration.quantize import is_quantised
 from onnxgrail.calibration.quantize.light import storable
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError, meant
-from onnxgrail.graph.bits.folded import HALF, Codes, origin
+from onnxgrail.graph.bits.folded import HALF, Codes
 from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of, with_initializers
 from onnxgrail.graph.cost.meter import Size
 from onnxgrail.graph.flatten.branches import in_branch
 from onnxgrail.graph.io.model_file import weight_bytes
+from onnxgrail.graph.rewrite.unique import origin
 from onnxgrail.graph.rotate.marked import SECOND
 from onnxgrail.machine.amounts import target_of
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from onnxgrail.graph.bits.folded import HALF, origin
+from onnxgrail.graph.bits.folded import HALF
 from onnxgrail.graph.bits.plan import FLOAT, TABLE
+from onnxgrail.graph.rewrite.unique import origin
 from onnxgrail.narrowing.bits.rounding import Bits
 
 

@@ -13,6 +13,7 @@ from onnxgrail.core import Array
 
 MICROSOFT = "com.microsoft"  # domain of the operators that ONNX Runtime adds
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+BIASED, BIAS = ("Conv", "ConvTranspose", "Gemm"), 2  # layers with a bias, and its slot
 LAYOUTS = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})  # of as many numbers
 NUMBERS = (ir.AttributeType.INT, ir.AttributeType.FLOAT)
 

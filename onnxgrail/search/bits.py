@@ -15,9 +15,11 @@ from onnxgrail.allocation.measures import Measure
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.light import Light, light_of
 from onnxgrail.core import Array
+from onnxgrail.graph.attributes import numbers_of
 from onnxgrail.graph.bits.folded import Codes
 from onnxgrail.graph.bits.plan import FLOAT, Form, with_initializers
 from onnxgrail.graph.io.model_file import copy
+from onnxgrail.graph.rewrite.unique import origin
 from onnxgrail.search.harms import POWERS, Harm, Tried
 
 PREFIX = "bits of "  # of the name of a weight among the names of blocks
@@ -64,18 +66,14 @@ def harms_of_bits(
     def light() -> Light:
         return light_of(model, list(prepared.batches))
 
-    def array_of(rung: Rung) -> Array:
-        tensor = (light().source if rung.coded else model).graph.initializers[rung.weight].const_value
-        assert tensor is not None
-        return tensor.numpy()
-
     def with_numbers(rung: Rung, numbers: Array) -> ir.Model:
         slim = copy(model)
-        slim.graph.initializers[rung.weight].const_value = ir.tensor(np.ascontiguousarray(numbers), name=rung.weight)
+        value = _stored(slim, rung)
+        value.const_value = ir.tensor(np.ascontiguousarray(numbers), name=value.name)
         return slim
 
     def harm(rung: Rung) -> Harm:
-        array = array_of(rung)
+        array = numbers_of(_stored(light().source if rung.coded else model, rung))
         power = float(np.square(array, dtype=np.float64).sum()) or 1.0
         few = {bits: _numbers(form, array) for bits, form in rung.forms.items()}
         errors = [float(np.square(numbers - array, dtype=np.float64).sum()) / power for numbers in few.values()]
@@ -89,6 +87,11 @@ def harms_of_bits(
         return Harm(step_of(rung.weight), FLOAT, kind, tuple(rung.forms), tuple(losses), tuple(errors))
 
     return [functools.partial(harm, rung) for rung in rungs]
+
+
+def _stored(model: ir.Model, rung: Rung) -> ir.Value:
+    """Return the constant that holds a weight, which may have another name in another basis."""
+    return next(value for name, value in model.graph.initializers.items() if origin(name) == rung.weight)
 
 
 def _numbers(form: Form | Codes, array: Array) -> Array:

@@ -20,6 +20,7 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, NothingToCompressError
 from onnxgrail.graph.cuts.steps import compared
 from onnxgrail.machine.job import Job
+from onnxgrail.search.bits import harms_of_bits
 from tests.contract.test_branches import own_weights
 from tests.tiny import tiny
 
@@ -215,18 +216,18 @@ def test_a_branch_that_keeps_the_runtime_from_loading_is_told(tmp_path: Path) ->
         onnxgrail.compress(model, data={"x": np.ones((8, 4, 6), np.float32)}, ratio=0.3)
 
 
-def test_bits_are_asked_for_by_the_names_before_weights_were_renamed(tmp_path: Path) -> None:
+def test_bits_are_asked_for_by_the_names_before_weights_were_renamed() -> None:
     """A weight that a node of a branch holds has another name in another basis: silero_vad stopped with a KeyError."""
     plain = nets.mlp((24, 192, 128, 10))
     for tensor in plain.graph.initializer:
         tensor.name += "/narrowed" if tensor.name == "w1" else ""
     for node in plain.graph.node:
         node.input[:] = [name + "/narrowed" if name == "w1" else name for name in node.input]
-    onnx.save(plain, tmp_path / "m.onnx")
     recipe = Recipe(max_loss=0.05, minimize="size")
-    prepared = prepare(onnx.load(tmp_path / "m.onnx"), nets.vectors(64, 24), Job(recipe=recipe))
+    prepared = prepare(plain, nets.vectors(64, 24), Job(recipe=recipe))
     rungs, _ = rungs_of(prepared, recipe)
     assert {"w0", "w1", "w2"} <= {rung.weight for rung in rungs}
+    assert all(harm().losses for harm in harms_of_bits(prepared, rungs, lambda _: (0.01, "classes")))
     measure = measure_of(prepared, "size", bare=True)
     whole, few = (with_bits(measure, rungs, bits) for bits in ({}, fewest(rungs)))
     block = prepared.survey.blocks[0]

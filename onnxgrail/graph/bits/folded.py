@@ -15,12 +15,12 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxgrail.core import Array
-from onnxgrail.graph.attributes import input_of, integer, numbers_of
+from onnxgrail.graph.attributes import BIAS, BIASED, input_of, integer, numbers_of
 from onnxgrail.graph.bits.slots import axes_of, only_layers, slots_of
+from onnxgrail.graph.rewrite.unique import origin
 from onnxgrail.graph.stored.find import CODES
 
-BIASED, BIAS = ("Conv", "ConvTranspose", "Gemm"), 2  # layers with a bias, and its slot
-FIXED = {**dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (2,)), "BatchNormalization": (1, 2, 3, 4)}
+FIXED = {**dict.fromkeys(BIASED, (BIAS,)), "BatchNormalization": (1, 2, 3, 4)}
 NONE: Mapping[str, Array] = {}
 TOP = 127
 HALF = 16  # bits of half precision
@@ -202,11 +202,6 @@ def _shift(place: _Place, weight: Weight, shift: Array | None) -> None:
     node.replace_input_with(BIAS, place.constant(numbers, "b"))
     if not bias.uses() and bias.graph is not None:
         del bias.graph.initializers[bias.name or ""]
-
-
-def origin(name: str) -> str:
-    """Return the name of a weight before narrowing, which renames what nodes of type Constant hold."""
-    return name.split("/narrowed", maxsplit=1)[0]
 
 
 def rounded(array: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:

@@ -15,7 +15,6 @@ from onnxgrail.core import Array, Grid, Recipe, Refusal
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.attributes import given, input_of, name_of, numbers_of
 from onnxgrail.graph.bits.dequantize import CHANNELS, HALF, OPSET
-from onnxgrail.graph.bits.folded import origin
 from onnxgrail.graph.bits.matrices import (
     LEAST,
     least_padding,
@@ -30,6 +29,7 @@ from onnxgrail.graph.bits.unpacked import HARDLY, PAIRS_BYTES, UNEVEN, convoluti
 from onnxgrail.graph.fittable.matrices import Matrix, Table, array_of, matrices, tables
 from onnxgrail.graph.flatten.inner import weights_inside
 from onnxgrail.graph.io.opset import opset_of
+from onnxgrail.graph.rewrite.unique import origin
 from onnxgrail.graph.rotate.marked import SECOND
 from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.options import WEIGHTS

@@ -10,9 +10,9 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnxgrail.core import Block, Bools, Ints
-from onnxgrail.graph.bits.folded import origin
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.spare import Spare, pairs_of, spares
+from onnxgrail.graph.rewrite.unique import origin
 from onnxgrail.graph.trace.survey import Holding, Survey
 
 Counted = Literal["params", "macs", "bytes"]

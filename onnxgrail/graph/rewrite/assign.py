@@ -13,7 +13,7 @@ from onnxgrail.graph.attributes import given, is_read
 from onnxgrail.graph.cost.counting import is_weight
 from onnxgrail.graph.io.mapped import like
 from onnxgrail.graph.ops.tensors.cut import constant
-from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.rewrite.unique import free_name, renamed
 from onnxgrail.graph.trace.facts import half_of
 
 Place = tuple[ir.Node, int]
@@ -65,7 +65,7 @@ def set_operands(graph: ir.Graph, places: Sequence[Place], array: Array, capture
     if is_sole(graph, value, places, captured):
         assign(value, array)
         return set()
-    fresh = in_its_place(graph, value, array, f"{value.name}/narrowed")
+    fresh = in_its_place(graph, value, array, renamed(value.name or ""))
     for node, position in places:
         node.replace_input_with(position, fresh)
     return {value}
@@ -89,7 +89,7 @@ def in_its_place(graph: ir.Graph, value: ir.Value, array: Array, name: str) -> i
         numbers = array.astype(half.const_value.dtype.numpy())
     if not np.isfinite(numbers.astype(np.float32)).all():
         return constant(graph, array, name, old=value)
-    stored = constant(graph, numbers, f"{half.name}/narrowed", old=half)
+    stored = constant(graph, numbers, renamed(half.name or ""), old=half)
     to = ir.AttrInt64("to", int(ir.DataType.FLOAT))
     node = ir.Node("", "Cast", [stored], [to], num_outputs=1, name=free_name(graph, name))
     fresh = node.outputs[0]
@@ -115,7 +115,7 @@ def own_node(graph: ir.Graph, value: ir.Value, places: Sequence[Place]) -> ir.No
     mine = set(places)
     if not value.is_graph_output() and all((use.node, use.idx) in mine for use in value.uses()):
         return holder
-    name = free_name(graph, f"{value.name}/narrowed")
+    name = free_name(graph, renamed(value.name or ""))
     copy = ir.Node(holder.domain, holder.op_type, list(holder.inputs), list(holder.attributes.values()), name=name)
     copy.outputs[0].name = name
     copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape

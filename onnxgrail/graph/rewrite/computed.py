@@ -11,7 +11,7 @@ from onnxgrail.core import Bools, Ints
 from onnxgrail.graph.attributes import given
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import Place, assign, is_sole, own_node, set_operands
-from onnxgrail.graph.rewrite.unique import free_name
+from onnxgrail.graph.rewrite.unique import free_name, renamed
 from onnxgrail.graph.stored.spread import Core
 from onnxgrail.graph.trace.survey import Operand
 
@@ -39,7 +39,7 @@ def lay_out(
     assert value is not None
     producer = value.producer()
     if producer is None or producer.op_type not in REPEATS or others or len(core.expanded) != len(core.shape):
-        return give(places, _repeated(graph, places[0][0], core, f"{param}/narrowed"))
+        return give(places, _repeated(graph, places[0][0], core, renamed(param)))
     holder = own_node(graph, value, places)
     before = {v for v in holder.inputs if v is not None}
     expanded = np.array(core.expanded, dtype=np.int64)

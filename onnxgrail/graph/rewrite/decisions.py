@@ -20,7 +20,7 @@ from onnxgrail.graph.rewrite.assign import assign, in_its_place, is_sole, sweep
 from onnxgrail.graph.rewrite.computed import fill, give, lay_out, pick
 from onnxgrail.graph.rewrite.shift import shift_biases
 from onnxgrail.graph.rewrite.stored import Growth, User, cut_stored, follow
-from onnxgrail.graph.rewrite.unique import names_kept
+from onnxgrail.graph.rewrite.unique import names_kept, renamed
 from onnxgrail.graph.trace.facts import captures, constant_of, key
 from onnxgrail.graph.trace.sizes import SOURCES
 from onnxgrail.graph.trace.survey import Form, Ledger, Operand, Survey
@@ -112,7 +112,7 @@ def _cut(
     if is_sole(graph, value, places, captured):
         assign(value, array)
         return set()
-    return give(places, in_its_place(graph, value, array, f"{param}/narrowed"))
+    return give(places, in_its_place(graph, value, array, renamed(param)))
 
 
 def _write_sizes(graph: ir.Graph, weight: ir.Value, survey: Survey) -> set[str]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
+_NARROWED = "/narrowed"
 _TAKEN = "onnxgrail.names"
 _BEFORE = "onnxgrail.name_before"
 
@@ -21,6 +22,16 @@ def free_name(graph: ir.Graph, name: str) -> str:
         found = f"{name}_{count}"
     taken.add(found)
     return found
+
+
+def renamed(name: str) -> str:
+    """Return the name of the constant that takes the place of one of this name, which nodes still read or hold."""
+    return f"{name}{_NARROWED}"
+
+
+def origin(name: str) -> str:
+    """Return the name of a weight before narrowing, or before another basis, see `renamed`."""
+    return name.split(_NARROWED, maxsplit=1)[0]
 
 
 def take_place(old: ir.Value, new: ir.Value) -> None:

@@ -13,7 +13,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.form import as_judged
 from onnxgrail.calibration.quantize.light import converted, inside, light_of, smallest
 from onnxgrail.core import Recipe, Refusal
-from onnxgrail.graph.bits.folded import HALF, Weight, origin
+from onnxgrail.graph.bits.folded import HALF, Weight
 from onnxgrail.graph.bits.plan import (
     FLOAT,
     NONE,
@@ -29,7 +29,7 @@ from onnxgrail.graph.bits.store import declare
 from onnxgrail.graph.io.mapped import keep
 from onnxgrail.graph.io.model_file import copy, weight_bytes
 from onnxgrail.graph.io.opset import opset_of
-from onnxgrail.graph.rewrite.unique import names_kept
+from onnxgrail.graph.rewrite.unique import names_kept, origin
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Ledger
 from onnxgrail.machine.job import Job

@@ -13,12 +13,12 @@ from onnxgrail.calibration.quantize.form import elsewhere
 from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
-from onnxgrail.graph.bits.folded import origin
 from onnxgrail.graph.bits.plan import Plan, plan_of, with_initializers
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.fittable.matrices import LINEAR
 from onnxgrail.graph.flatten.branches import folded
 from onnxgrail.graph.io.model_file import HEAVY, copy, weight_bytes
+from onnxgrail.graph.rewrite.unique import origin
 from onnxgrail.graph.trace.facts import Facts, key
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec, Record
