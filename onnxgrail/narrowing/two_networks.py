@@ -245,9 +245,11 @@ class Targets:
         feeds = prepared.batches.feeds
         have, kept = self._kept.setdefault((prepared.model, feeds), (set(), [{} for _ in feeds]))
         fresh = [name for name in dict.fromkeys(names) if name not in have]
+        if not fresh:
+            return kept
         untouched, scale = weights.empty(prepared.survey), scale_of(prepared.batches, prepared.survey)
         size = sum(bytes_left(prepared.survey, name, untouched, scale) for name in (*have, *fresh))
-        if fresh and size <= self._most:
+        if size <= self._most:
             have.update(fresh)
             with stream_of(prepared, self._recipe) as stream:
                 for batch, found in zip(kept, stream.record(fresh, untouched), strict=True):

@@ -10,11 +10,10 @@ from onnx import TensorProto, helper
 
 from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
 from onnxgrail.errors import NothingToCompressError
+from onnxgrail.graph.attributes import BIAS, BIASED
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 
 LARGER = 1.05  # size of the optimized file, as a share of its source, from which constants are not folded
-BIASED = ("Conv", "ConvTranspose", "Gemm")
-BIAS = 2  # slot of the bias
 FOLDING = "ConstantFolding"
 
 

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.runtime.session import Setup, open_session
 from onnxgrail.core import Feed, Floats
-from onnxgrail.graph.attributes import numbers_of
-from onnxgrail.graph.bits.folded import BIASED, Weight, added, appended, rounded, weights_of
+from onnxgrail.graph.attributes import BIASED, numbers_of
+from onnxgrail.graph.bits.folded import Weight, added, appended, rounded, weights_of
 from onnxgrail.graph.bits.ranges import biases_of
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.io.serial import pack

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import input_of, is_read, number, written
+from onnxgrail.graph.attributes import BIAS, BIASED, input_of, is_read, number, written
 from onnxgrail.graph.flatten.known import NO_ARRAYS, LeftOut, compute_known
 
 FREE = 4  # first IR version in which an initializer need not be an input
 MANY = 0.01  # share of all parameters from which on those that nothing reads are worth a word
 FEW = 8  # the most inputs with a default value that count as intended
-BIASED = ("Conv", "ConvTranspose", "Gemm")
 
 
 def listed(model: ir.Model) -> tuple[ir.Value, ...]:
@@ -31,7 +30,7 @@ def settings(model: ir.Model) -> tuple[ir.Value, ...]:
     exporter listed all that it could; before IR version 4 it had to.
     """
     found = listed(model)
-    biases = {input_of(node, 2) for node in model.graph if node.op_type in BIASED} - {None}
+    biases = {input_of(node, BIAS) for node in model.graph if node.op_type in BIASED} - {None}
     if len(biases) > 1 and biases <= set(found):
         return ()
     constants = len(model.graph.initializers) + sum(node.op_type == "Constant" for node in model.graph)

@@ -174,7 +174,7 @@ def _float_of(node: ir.Node) -> str:
     """Return the name of the stored float array that the graph quantizes for this node alone; '' if there is none."""
     maker = maker_of(node, 0)
     source = None if maker is None or maker.op_type != "QuantizeLinear" else maker.inputs[0]
-    if source is None or (source.const_value is None and written(source.producer()) is None):
+    if source is None or source.const_value is None:
         return ""
     alone = len(source.uses()) == len(given(node, 0).uses()) == 1
     return (source.name or "") if alone else ""
