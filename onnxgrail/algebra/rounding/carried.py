@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onnxgrail.algebra.rounding.grid import coded, nearest, searched
-from onnxgrail.algebra.solve.linear import inverted, linear
+from onnxgrail.algebra.solve.linear import factorize, inverted, linear
 from onnxgrail.algebra.solve.ridge import GROWTHS
 from onnxgrail.core import Floats, Grid, Rounded
 
@@ -98,18 +98,19 @@ def factor(gram: Floats) -> Floats | None:
     """Return U with UᵀU = A⁻¹ for the damped second moments A (f, f); None if no ridge makes them definite.
 
     With the order of the inputs turned around, A = L Lᵀ, and U is the inverse of L turned back.  Inputs that are always
-    zero get the mean second moment.
+    zero get the mean second moment.  A is in units of that mean, so that float32 has the range, and after damping its
+    condition number is below f / `DAMPING`, so that float32 has the digits.
     """
-    powers = np.diagonal(gram)
+    powers = np.diagonal(gram)[::-1]
     mean = float(powers.mean())
     if not mean > 0.0:
         return None
     for growth in range(GROWTHS + 1):
-        damped = gram.copy()
-        np.fill_diagonal(damped, powers + np.where(powers > 0, DAMPING * 10.0**growth * mean, mean))
+        damped = np.divide(gram[::-1, ::-1], mean, dtype=np.float32, casting="same_kind")
+        np.fill_diagonal(damped, np.where(powers > 0, powers / mean + DAMPING * 10.0**growth, 1.0))
         try:
-            lower = np.asarray(np.linalg.cholesky(damped[::-1, ::-1]), np.float64)
-            return np.ascontiguousarray(inverted(lower)[::-1, ::-1])
+            factorize(damped)
         except np.linalg.LinAlgError:
             continue
+        return np.ascontiguousarray(inverted(damped)[::-1, ::-1])
     return None

@@ -110,7 +110,7 @@ class Host:
         """Return L (n, n) of A = L Lᵀ; elements above the diagonal are undefined."""
         lower = np.ascontiguousarray(matrix)
         if len(lower) <= WHOLE:
-            _factorize(lower)
+            factorize(lower)
         else:
             self._factorize_in_blocks(lower)
         return lower
@@ -144,7 +144,7 @@ class Host:
             if first:
                 self._in_parts(subtract, own, 0, first)
             block = own[:BLOCK].copy()
-            _factorize(block)
+            factorize(block)
             own[:BLOCK] = block
             inverse = inverted(block)
 
@@ -212,7 +212,7 @@ def parts_of(count: int, parts: int = PARTS) -> list[slice]:
     return [slice(first, min(first + each, count)) for first in range(0, count, each)]
 
 
-def _factorize(matrix: Floats) -> None:
+def factorize(matrix: Floats) -> None:
     """Compute L of A = L Lᵀ in place, by LAPACK; elements above the diagonal are undefined."""
     if not len(matrix):
         return

@@ -119,10 +119,12 @@ def _joined(parts: Sequence[tuple[Fit, float]]) -> Fit:
 
 def _around(total: Moments, *, affine: bool) -> tuple[Floats, Floats]:
     """Return the second moments of the inputs and their mean, to which a bias that may change adapts."""
-    whole = total.gram.astype(np.float64, copy=False)
-    gram, sums = whole[:-1, :-1], whole[-1, :-1]
+    gram, sums = total.gram[:-1, :-1], total.gram[-1, :-1].astype(np.float64)
     mean = sums / max(total.count, 1)
-    return (gram - np.outer(mean, sums) if affine else gram), mean
+    if not affine:
+        return gram, mean
+    around = np.outer(mean, sums)
+    return np.subtract(gram, around, out=around), mean
 
 
 def _left(sums: Moments, rounded: Rounded, shift: Floats) -> float:
