@@ -112,6 +112,14 @@ CASES = [
     Case(op="Tile", body="z = Tile(h, s)", weights={"s": ints(1, 2)}, width=16, note="channels"),
     Case(op="Tile", body="z = Tile(h, s)", weights={"s": ints(1, 1, 2, 1)}, frame="maps", note="space"),
     Case(
+        op="DynamicSlice",
+        body="z = DynamicSlice(h, i, j, a)",
+        weights={"i": ints(2), "j": ints(2**63 - 1), "a": ints(1)},
+        width=6,
+        units=(6,),
+        opset=9,
+    ),
+    Case(
         op="Slice",
         body="z = Slice(h, i, j, a)",
         weights={"i": ints(2), "j": ints(2**63 - 1), "a": ints(1)},

@@ -112,6 +112,7 @@ def taken(mark: Mark, axis: int, positions: Ints) -> Mark:
     return Mark(mark.axes, np.take(mark.labels, positions, axis=mark.along(axis)))
 
 
+@rule("DynamicSlice")  # as keras2onnx writes it for opset 9
 @rule("Slice", since=10)
 def slicing(site: Site) -> None:
     """Slice the labels; a table of positions, of which some rows are taken, produces its last axis."""

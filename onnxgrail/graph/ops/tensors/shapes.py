@@ -122,7 +122,7 @@ def narrow_shape(cut: Cut) -> None:
         cut.correct_output(_in_proportion(full, left))
 
 
-@narrow("Slice")
+@narrow("DynamicSlice", "Slice")
 def narrow_slice(cut: Cut) -> None:
     """Recompute bounds on narrowed axes; gather positions of a slice with steps."""
     stays = cut.alive(cut.input_name(0))
