@@ -68,6 +68,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fp16": (RESNET, "--quantize fp16"),
     "int8": (RESNET, "--quantize int8 --samples 32"),
     "int8 dynamic": (VIT, "--quantize int8-dynamic"),
+    "int4": (VIT, "--quantize int4 --samples 64"),
+    "fewest bytes": (RESNET, "--max-loss 5% --minimize size --samples 64"),
     "drawn": (VIT, "--samples 16 --data ''"),
     "kv-io": (LLAMA, "--kv-io --samples 16 --compensate grail"),
     "two processes": (VIT, "--compensate grail"),
