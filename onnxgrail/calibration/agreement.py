@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.runtime.session import Setup, open_session
+from onnxgrail.calibration.stream.dense import grouped
 from onnxgrail.calibration.stream.relay import in_pieces
 from onnxgrail.core import Array, Block, Bools, Feed
 from onnxgrail.errors import ModelError, RewriteError
@@ -202,15 +203,7 @@ def _same(a: Array, b: Array, limit: float) -> bool:
 def _portions(trial: Trial) -> list[tuple[list[Step], tuple[str, ...]]]:
     """Return groups of steps for one run each, to limit memory; the last group includes the outputs."""
     facts = trial.survey.facts
-    portions: list[list[Step]] = [[]]
-    room = AT_ONCE
-    for step in trial.steps:
-        size = sum(map(facts.bytes_of, step.reads))
-        if size > room and portions[-1]:
-            portions.append([])
-            room = AT_ONCE
-        portions[-1].append(step)
-        room -= size
+    portions = grouped(trial.steps, lambda step: sum(map(facts.bytes_of, step.reads)), AT_ONCE) or [[]]
     return [(some, trial.names if some is portions[-1] else ()) for some in portions]
 
 

@@ -185,16 +185,10 @@ def _passing(items: list[Item], holds: Callable[[Sequence[Item]], bool]) -> list
 def _sample(survey: Survey, blocks: Sequence[Block], widths: Mapping[str, int]) -> Bools:
     """Return random channels to remove for the proof, at least one per block."""
     rng = np.random.default_rng(0)
-    dead = np.zeros(survey.ids, dtype=bool)
-    for block in blocks:
-        kept = min(widths[block.name], block.units - 1)
-        dead[block.ids[rng.permutation(block.units)[kept:]]] = True
-    return dead
+    gone = (rng.permutation(block.units)[min(widths[block.name], block.units - 1) :] for block in blocks)
+    return survey.dead(block.ids[units] for block, units in zip(blocks, gone, strict=True))
 
 
 def _among(survey: Survey, blocks: Sequence[Block], dead: Bools) -> Bools:
     """Return the channels of `dead` that belong to the given blocks."""
-    mine = np.zeros(survey.ids, dtype=bool)
-    for block in blocks:
-        mine[block.ids] = True
-    return np.asarray(dead & mine)
+    return np.asarray(dead & survey.dead(block.ids for block in blocks))

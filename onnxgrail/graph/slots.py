@@ -22,6 +22,12 @@ def largest(dtype: np.dtype[Any]) -> float:
     return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
+def clamped(values: Floats, dtype: np.dtype[Any]) -> Array:
+    """Convert values to a dtype; those beyond its range become its largest finite numbers."""
+    limit = largest(dtype)
+    return np.clip(values, -limit, limit).astype(dtype)
+
+
 def read(array: Array, slot: Slot) -> Floats:
     """Return the slot's channels as float64.
 
@@ -51,8 +57,5 @@ def write(array: Array, slot: Slot, units: Ints, values: Floats) -> Array:
     out = array.copy()
     front = np.moveaxis(out, slot.axis, 0)
     positions = slot.index[units]
-    limit = largest(array.dtype)
-    if np.isfinite(limit):
-        values = np.clip(values, -limit, limit)
-    front[positions] = values.reshape(*positions.shape, *front.shape[1:]).astype(array.dtype)
+    front[positions] = clamped(values, array.dtype).reshape(*positions.shape, *front.shape[1:])
     return out

@@ -62,10 +62,11 @@ def trainable(model: ir.Model) -> Trainable:
         carried = any(v is not None and v.name in carriers for v in node.inputs)
         learnt = bool(carried)
         for number, value in enumerate(node.inputs):
-            weight = _weight(value)
-            if weight is None or value is None:
+            source = _weight(value)
+            weight = source.name if source is not None else None
+            if source is None or weight is None:
                 continue
-            if number in _matrices(node) and _rank(value, weight) >= 2:
+            if number in _matrices(node) and _is_matrix(source):
                 learnt = True
                 matrices.add(weight)
                 carriers.update(v.name for v in node.inputs if v is not None and v.name and v.is_graph_input())
@@ -91,28 +92,24 @@ def _matrices(node: ir.Node) -> tuple[int, ...]:
     return MATRICES.get(node.op_type, ())
 
 
-def _weight(value: ir.Value | None) -> str | None:
+def _weight(value: ir.Value | None) -> ir.Value | None:
     """Return the initializer that an operand is or is made from by moving elements; None if there is none."""
     while value is not None:
         node = value.producer()
         if node is None:
             known = value.const_value is not None and value.is_initializer() and not value.is_graph_input()
             usable = known and value.dtype in FLOATS and not value.is_graph_output()
-            return value.name if usable else None
+            return value if usable else None
         if node.op_type not in PASSING or value.is_graph_output():
             return None
         value = node.inputs[0]
     return None
 
 
-def _rank(value: ir.Value, weight: str) -> int:
-    """Return the number of axes of an operand's initializer; 0 if it has fewer than two axes larger than 1."""
-    source: ir.Value | None = value
-    while source is not None and source.name != weight:
-        node = source.producer()
-        source = node.inputs[0] if node is not None else None
-    shape = source.const_value.shape if source is not None and source.const_value is not None else ()
-    return len(shape) if sum(1 for size in shape if size != 1) > 1 else 0
+def _is_matrix(weight: ir.Value) -> bool:
+    """Return True if at least two axes of an initializer are larger than 1."""
+    shape = weight.const_value.shape if weight.const_value is not None else ()
+    return sum(1 for size in shape if size != 1) > 1
 
 
 def _is_vector(name: str, model: ir.Model) -> bool:

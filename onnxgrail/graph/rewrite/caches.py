@@ -254,7 +254,6 @@ def _hand_on(graph: ir.Graph, cache: _Cache, last: ir.Value) -> None:
     if output is cache.made:
         last.shape = output.shape
         hand_over(graph, output, last)
-        graph.outputs[[*graph.outputs].index(output)] = last
         return
     copy = output.producer()
     assert copy is not None

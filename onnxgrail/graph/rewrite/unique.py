@@ -42,8 +42,11 @@ def take_place(old: ir.Value, new: ir.Value) -> None:
 
 
 def hand_over(graph: ir.Graph, value: ir.Value, fresh: ir.Value) -> None:
-    """Give the name of an output to the value that takes its place."""
+    """Give the name of an output to the value that takes its place, if it does not stand there already."""
     name = value.name or ""
+    for position, made in enumerate(graph.outputs):
+        if made is value:
+            graph.outputs[position] = fresh
     fresh.name, value.name, value.meta[_BEFORE] = name, free_name(graph, f"{name}/inner"), name
 
 

@@ -266,9 +266,8 @@ def _turn(graph: ir.Graph, slot: Slot, sides: _Sides, facts: Facts, captured: Co
     if sides.centered and not slot.reads:
         values = values - values.mean(axis=slot.axis, keepdims=True)
     values = _along(values, slot.axis, sides.reads if slot.reads else sides.writes)
-    limit = slots.largest(array.dtype)
     places = [(slot.node, slot.operand), *slot.also]
-    sweep(graph, set_operands(graph, places, np.clip(values, -limit, limit).astype(array.dtype), captured))
+    sweep(graph, set_operands(graph, places, slots.clamped(values, array.dtype), captured))
 
 
 def _stretched(vector: Floats, rank: int, axis: int) -> Floats:

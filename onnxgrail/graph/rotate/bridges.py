@@ -200,6 +200,3 @@ def follow(
         graph.insert_after(maker, node)
     if output and value.is_graph_output():
         hand_over(graph, value, fresh)
-        for position, made in enumerate(graph.outputs):
-            if made is value:
-                graph.outputs[position] = fresh

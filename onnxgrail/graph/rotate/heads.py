@@ -181,10 +181,8 @@ def rotate_heads(graph: ir.Graph, inside: Inside, basis: Floats, facts: Facts, c
         part = same[0]
         array = held(part.value, facts)
         values = _changed(array.astype(np.float64), part, inverse if part.inverse else basis)
-        limit = slots.largest(array.dtype)
-        values = np.clip(values, -limit, limit).astype(array.dtype)
         read = dict.fromkeys(one.value for one in same)
-        set_operands(graph, [(one.node, one.operand) for one in same], values, captured)
+        set_operands(graph, [(one.node, one.operand) for one in same], slots.clamped(values, array.dtype), captured)
         sweep(graph, read)
 
 

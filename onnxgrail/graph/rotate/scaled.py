@@ -135,7 +135,6 @@ def _layer(value: ir.Value, axis: int, facts: Facts, captured: Collection[str]) 
 def _fold(graph: ir.Graph, scale: _Scale, facts: Facts) -> Facts:
     shapes, dtypes, names = dict(facts.shapes), dict(facts.dtypes), set(facts.constants)
     dtype = facts.dtypes[scale.layer[0].value.name or ""]
-    limit = slots.largest(dtype)
     shift = None if scale.shift is None else scale.shift / factor_of_bias(scale.layer[0].node)
     for slot in scale.layer:
         array = held(slot.value, facts)
@@ -143,13 +142,12 @@ def _fold(graph: ir.Graph, scale: _Scale, facts: Facts) -> Facts:
         values = array * scale.factor.reshape(along)
         if shift is not None and (slot.operand == BIAS or slot.node.op_type == "Add"):
             values, shift = values + shift.reshape(along), None
-        values = np.clip(values, -limit, limit).astype(array.dtype)
-        sweep(graph, set_operands(graph, [(slot.node, slot.operand)], values, ()))
+        sweep(graph, set_operands(graph, [(slot.node, slot.operand)], slots.clamped(values, array.dtype), ()))
         name = slot.value.name or ""
         shapes[name], dtypes[name] = array.shape, array.dtype
         names.add(name)
     if shift is not None:
-        bias = _with_bias(graph, scale, np.clip(shift, -limit, limit).astype(dtype))
+        bias = _with_bias(graph, scale, slots.clamped(shift, dtype))
         shapes[bias], dtypes[bias] = shift.shape, dtype
         names.add(bias)
     out = scale.node.outputs[0]

@@ -103,9 +103,8 @@ def _fitted(
     (best,) = refit(folds, [[start]], rules)
     if best.alpha is None:
         return best, stored
-    limit = slots.largest(stored.dtype)
-    array = np.clip(best.weights, -limit, limit)
-    return best, np.ascontiguousarray(array.T if task.now.turned else array).astype(stored.dtype)
+    array = slots.clamped(best.weights, stored.dtype)
+    return best, np.ascontiguousarray(array.T if task.now.turned else array)
 
 
 def _sums(
