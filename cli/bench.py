@@ -72,7 +72,7 @@ def bench(
     machine.ready("bench")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.bench(*models, progress=show, **settings)
-    render.notes(result.notes, quiet=quiet)
+    render.notes([*result.calibration["notes"], *result.notes], quiet=quiet)
     if as_json:
         click.echo(result.to_json())
     elif not quiet:

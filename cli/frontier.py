@@ -62,6 +62,8 @@ def frontier(
         return
     _table(found, settings["save_recipes"])
     if found.written is not None:
+        point = found.point(settings["pick"])
+        render.say(f"Point {point.number}: loss {_loss(point.loss.mean)}, at most {_loss(point.loss.bound)}")
         render.written(found.written.output)
 
 
@@ -79,10 +81,13 @@ def _table(found: Any, recipes: Path | None) -> None:
         )
         for point in found.points
     ]
-    render.table(found.model, ("point", "loss", "at most", "agreement", "params", "MACs", "size", "latency"), rows)
     loss = found.points[0].loss
+    measure = "agreement" if loss.agreement["counted"] else loss.agreement["measure"]
+    render.table(found.model, ("point", "loss", "at most", measure, "params", "MACs", "size", "latency"), rows)
     how = "each judged by a fit without it" if found.crossed else "that no fit has seen"
     render.say(f"Loss: {loss.name} on {render.several(loss.samples, 'sample')} {how}; at most: with 95 % confidence")
+    if found.choices.get("compensate") == "grail":
+        render.say("Fits: --compensate grail; with best, a point of the same size loses less")
     if recipes is not None:
         render.say(f"Recipes: {recipes / 'point1.yaml'} and following")
     if found.written is None:

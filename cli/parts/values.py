@@ -15,14 +15,15 @@ LONGEST = 80  # characters of a value in a message
 
 
 def ratio(value: Any) -> float:
-    """Parse a share R with 0 <= R < 1."""
+    """Parse a share R with 0 <= R < 1, a number or a percentage."""
+    text = str(value).strip()
     try:
-        number = float(value)
+        number = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a number: choose 0 <= R < 1, such as 0.3") from None
+        raise click.BadParameter(f"{value!r} is not a number: choose 0 <= R < 1, such as 0.3 or 30%") from None
     if math.isnan(number) or not 0 <= number < 1:
         why = "1.0 would remove everything" if number == 1 else f"{value} is out of range"
-        raise click.BadParameter(f"{why}: choose 0 <= R < 1, such as 0.3")
+        raise click.BadParameter(f"{why}: choose 0 <= R < 1, such as 0.3 or 30%")
     return number
 
 

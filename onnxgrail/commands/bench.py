@@ -36,6 +36,7 @@ from onnxgrail.report.environment import calibration_entry, environment
 LEAST, MOST = 9, 10_000  # limits on the rounds if `seconds` is given
 MOST_ROUNDS, MOST_THREADS = 1_000_000, 4096
 TAIL = 100  # rounds from which the 99th percentile is below the slowest run
+SHOWN = 4  # inputs whose shapes a note names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +140,7 @@ def bench(
     notes = [f"the model takes batches of {fixed} only"] if fixed and set(sizes) != set(batch_sizes) else []
     threads = threads or count()
     rows: list[Timing] = []
+    shapes: list[str] = []
     batches: Batches | None = None
     with registered(custom_ops), ExitStack() as stack:
         sources = [runnable(model, path) for model, path in zip(graphs, paths, strict=True)]
@@ -153,6 +155,7 @@ def bench(
                 notes.append(f"batches of {size} were asked for, the inputs hold {samples}")
             if any(row.batch_size == samples for row in rows):
                 continue
+            shapes.append(f"inputs: {_shapes(feed)}")
             feeds = [fit(feed, between(graphs[0], model)) for model in graphs]
             least, most = (LEAST, MOST) if rounds is None else (rounds, rounds)
             with batches.advising():
@@ -163,13 +166,19 @@ def bench(
     return Benchmark(
         rows=tuple(rows),
         threads=threads,
-        notes=(*notes, *_doubts(rows)),
+        notes=(*notes, *shapes, *_doubts(rows)),
         # Notes on random inputs are about fidelity, which is not measured here.
         calibration=calibration_entry(batches) | ({"notes": []} if batches.synthetic else {}),
         date=datetime.now(UTC).date().isoformat(),
         machine=machine(),
         environment={"onnxgrail": metadata.version("onnxgrail"), **environment(providers=providers, threads=threads)},
     )
+
+
+def _shapes(feed: Mapping[str, Array]) -> str:
+    """Return the shapes of the first inputs, such as x 1x3x224x224."""
+    shown = [f"{name} {'x'.join(map(str, array.shape)) or 'scalar'}" for name, array in [*feed.items()][:SHOWN]]
+    return ", ".join([*shown, *(["..."] if len(feed) > SHOWN else [])])
 
 
 def _rows(paths: Sequence[Path | None], models: Sequence[ir.Model], times: Array, samples: int) -> list[Timing]:

@@ -37,8 +37,8 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
     survey = prepared.shown
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = () if made.slim is None else between(prepared.model, made.slim)
-    used = applied or decision.norms or any(c.error.plain is not None for c in decision.changes)  # the data
-    calibration = calibration_entry(prepared.batches) if used else None
+    fitted = bool(applied or decision.norms or any(c.error.plain is not None for c in decision.changes))  # to the data
+    calibration = calibration_entry(prepared.batches) if fitted or recipe.quantize == "int8" else None
     names = {slot.initializer for block in survey.blocks for slot in block.slots}
     stored: dict[str, Stored | LaidOut] = {**survey.facts.stored, **laid_out(prepared.model, survey.facts, names)}
     sections = Sections(
@@ -50,7 +50,7 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
         refusals=located(
             prepared.model, [*refusals, *decision.refusals, *(r for one in applied.values() for r in one.refusals)]
         ),
-        verification=_told(prepared, made.verification, fitted=calibration is not None),
+        verification=_told(prepared, made.verification, fitted=fitted),
         calibration=calibration,
         interface=ports,
         tables=[dataclasses.asdict(table) for table in prepared.trimmed],

@@ -77,6 +77,12 @@ class Comparison(Plain):
         on = "random" if self.calibration["synthetic"] else "given"
         return {"on": on, **{key: self.calibration[key] for key in ("source", "samples")}}
 
+    def __repr__(self) -> str:
+        sizes = [f"{one.path}: {one.params:,} parameters, {one.bytes:,} bytes" for one in (self.a, self.b)]
+        verdicts = (("Fidelity", self.headline()), ("Latency of one sample", self.speed()))
+        told = [f"{label}: {verdict}" for label, verdict in verdicts if verdict is not None]
+        return "\n".join([*sizes, *told, *self.output_lines()])
+
     def to_data(self) -> dict[str, Any]:
         """Return plain data."""
         times = self.latency and [{"name": n, **asdict(one)} for n, one in zip("ab", self.latency, strict=True)]

@@ -127,8 +127,8 @@ def _loose(found: Found | None) -> str:
     if loss is None or loss.samples >= FEW:
         return ""
     return (
-        f"only {loss.samples} samples judge the loss: its mean is {loss.mean:.2%}, its upper bound {loss.bound:.2%}; "
-        "more samples allow more"
+        f"only {loss.samples} samples judge the loss: its mean is {loss.mean:.2%}, its upper bound {loss.bound:.2%}, "
+        f"which says little about other data; give {FEW} samples or more"
     )
 
 

@@ -123,7 +123,7 @@ def test_a_device_may_have_a_number(calls, device, first):
 
 
 def test_ways_to_name_providers_output_and_ratio(calls):
-    run("compress", "m.onnx", "-o", "p.onnx", "--providers", "A,B", "--providers", "C", "--sparsity", "0.4")
+    run("compress", "m.onnx", "-o", "p.onnx", "--providers", "A,B", "--providers", "C", "--sparsity", "40%")
     assert calls[0]["providers"] == ("A", "B", "C")
     assert str(calls[0]["output"]) == "p.onnx"
     assert calls[0]["ratio"] == 0.4
@@ -135,7 +135,8 @@ def test_ways_to_name_providers_output_and_ratio(calls):
         (["--ratio", "1.0"], "would remove everything"),
         (["--ratio", "-0.1"], "out of range"),
         (["--ratio", "nan"], "out of range"),
-        (["--ratio", "30%"], "'30%' is not a number: choose 0 <= R < 1, such as 0.3"),
+        (["--ratio", "30"], "30 is out of range: choose 0 <= R < 1, such as 0.3 or 30%"),
+        (["--ratio", "%"], "'%' is not a number: choose 0 <= R < 1, such as 0.3 or 30%"),
         (["--blocks", "conv,foo"], "choose from"),
         (["--blocks", ","], "choose from"),
         (["--include", "("], "regular expression"),

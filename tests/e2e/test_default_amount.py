@@ -52,6 +52,8 @@ def test_data_alone_mean_a_loss_of_one_percent(redundant: Path) -> None:
     asked = onnxgrail.compress(folder / "m.onnx", folder / "p.onnx", data=folder / "d.npz", max_loss="1%", **QUICK)
     assert (folder / "p.onnx").read_bytes() == (folder / "o.onnx").read_bytes()
     assert f"Loss: {loss['mean']:.2%}" in repr(asked.report)
+    told = f"Modeled latency: {search['before']:.3g} ms -> {search['cost']:.3g} ms ("
+    assert (told in done.stdout) is (search["minimize"] == "latency")
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",), ("--max-loss", "0.01"), ("--held-out", "d.npz")])

@@ -151,6 +151,7 @@ def test_the_command_of_a_point_writes_it(model: Path, tmp_path: Path, monkeypat
     plain = run("frontier", model, tmp_path / "o.onnx", *words, "--pick", 2)
     assert plain.exit_code == 0, plain.output
     assert (tmp_path / "o.onnx").read_bytes() == model.with_name("m.point2.onnx").read_bytes()
+    assert "\nPoint 2: loss " in plain.stdout
     assert "Written: " in plain.stdout
 
 

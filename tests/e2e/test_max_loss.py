@@ -78,6 +78,7 @@ def test_planted_redundancy_goes_within_any_loss(model: Path, tmp_path: Path, sa
     assert loss["samples"] == (96 if crossed else 80)
     compared = onnxgrail.compare(model, tmp_path / "o.onnx", data=inputs(2000, seed=1))
     assert compared.outputs[0].verdicts[0].loss <= 0.01
+    assert "\nFidelity: top-1 agreement" in repr(compared)
 
 
 def test_held_out_data_judge_if_they_are_given(model: Path, tmp_path: Path) -> None:
@@ -129,6 +130,7 @@ def test_a_larger_loss_gives_a_smaller_model(tmp_path: Path) -> None:
         ({"target_params": "50%"}, "--max-loss and --target-params exclude each other"),
         ({"max_loss": 0}, "max_loss must be above 0"),
         ({"max_loss": "100%"}, "max_loss must be above 0 and below 1"),
+        ({"max_loss": 5}, "and below 1, got 5. For 5 percent write 5%"),
         ({"max_loss": "nan%"}, "max_loss must be above 0"),
         ({"max_loss": -0.1}, "max_loss must be above 0"),
         ({"max_loss": "much"}, "max_loss is 'much'"),

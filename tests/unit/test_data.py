@@ -141,6 +141,17 @@ def test_rows_of_stacked_feeds_are_feeds(x):
     assert read({"rate": np.array(3)}, signature[2:]).samples == 1
 
 
+def test_a_layout_with_channels_last_is_recognized():
+    with pytest.raises(DataError, match=r"got 4 at axis 1 .*array.transpose\(0, 3, 1, 2\) would fit"):
+        read({"x": np.zeros((2, 4, 5, 3), np.float32)}, (entry(shape=("n", 3, 4, 5)),))
+
+
+def test_arrays_of_samples_must_be_equally_long():
+    signature = (entry(shape=(1, 3)), entry("y", (1,)))
+    with pytest.raises(DataError, match=r"different numbers of samples \('x' 5, 'y' 4\); the model takes 1 at once"):
+        read({"x": rows(5), "y": np.zeros(4, np.float32)}, signature)
+
+
 def test_ready_feed_must_have_the_fixed_sizes():
     signature = (entry(shape=(2, 3)), entry("y", (9,)))
     with pytest.raises(DataError, match="got 5 at axis 0"):
@@ -168,8 +179,9 @@ def test_samples_are_spread_over_the_data(total, wanted, batch, seed):
         ({"z": rows(2, 4)}, "has 'z' float32.2, 4.. The model takes: x float32.batch, 3."),
         ({"x": rows(2), "z": rows(2)}, "no input named 'z'"),
         ({"x": rows(2).astype(np.int64)}, "got int64, expected float32"),
-        ({"x": rows(2)[0]}, "got rank 1"),
+        ({"x": rows(2)[0]}, "got rank 1.*; one sample is array"),
         ({"x": rows(2, 4)}, "got 4 at axis 1"),
+        ({"x": rows(2).astype(np.uint8)}, "got uint8.*float32'\\) and scale it as for training"),
         ({"x": rows(0)}, "no samples"),
         ({"x": np.full((2, 3), np.nan, np.float32)}, "6 of 6 values are NaN or infinite"),
         (

@@ -174,12 +174,25 @@ def _disagreement(part: Part, signature: Signature) -> tuple[str, ...]:
     return (f"{part.source}: arrays hold different numbers of samples ({found}), passed at once as they are",)
 
 
+def _check_even(part: Part, signature: Signature) -> None:
+    """Check that arrays are equally long if they hold more samples than the model takes at once."""
+    counts = {entry.name: part.arrays[entry.name].shape[0] for entry in signature if entry.shape}
+    fixed = fixed_batch(signature)
+    if fixed is not None and fixed not in counts.values() and len(set(counts.values())) > 1:
+        found = ", ".join(f"{name!r} {count}" for name, count in counts.items())
+        raise DataError(
+            f"{part.source}: arrays hold different numbers of samples ({found}); the model takes {fixed} at once",
+            hint="Give every input as many",
+        )
+
+
 def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, label: str, notes: list[str]) -> Batches:
     feeds: list[Callable[[], Feed]] = []
     total = 0
     for part in parts:
         if samples is not None and total >= samples:
             break
+        _check_even(part, signature)
         for entry in signature:
             array = np.asarray(part.arrays[entry.name])
             check_array(array, entry, part.source, batch_axis=False)

@@ -170,18 +170,28 @@ def check_array(array: Any, entry: Input, source: str, *, batch_axis: bool) -> t
         if array.ndim != len(entry.shape):
             raise DataError(
                 f"{where}: got rank {array.ndim} (shape {list(array.shape)}), expected rank {len(entry.shape)}",
-                hint=f"The model takes: {entry}",
+                hint=f"The model takes: {entry}{_turned(array.shape, entry.shape)}",
             )
         for axis, (got, declared) in enumerate(zip(array.shape, entry.shape, strict=True)):
             if isinstance(declared, int) and got != declared and not (axis == 0 and batch_axis):
                 raise DataError(
                     f"{where}: got {got} at axis {axis} (shape {list(array.shape)}), expected {declared}",
-                    hint=f"The model takes: {entry}",
+                    hint=f"The model takes: {entry}{_turned(array.shape, entry.shape)}",
                 )
     declared_empty = entry.shape is not None and 0 in entry.shape
     if array.size == 0 and (array.ndim == 0 or array.shape[0] == 0) and not declared_empty:
         raise DataError(f"{where}: no samples (shape {list(array.shape)})", hint="Give at least one sample")
     return note
+
+
+def _turned(shape: tuple[int, ...], declared: Sequence[int | str | None]) -> str:
+    """Return what would make an array of samples fit: another order of the axes, or a first one; empty for neither."""
+    if len(shape) and agrees(shape, declared[1:]):
+        return "; one sample is array[None]"
+    for axes in ((0, 3, 1, 2), (0, 2, 3, 1), (0, 2, 1)):
+        if len(axes) == len(shape) and agrees([shape[a] for a in axes[1:]], declared[1:]):
+            return f"; the axes seem to be in another order: array.transpose{axes} would fit"
+    return ""
 
 
 def agrees(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
@@ -206,9 +216,9 @@ def _convertible(got: np.dtype[Any], entry: Input, where: str) -> tuple[str, ...
         return ()
     if converts(got, want):
         return (f"input {entry.name!r}: converted from {got} to {want}",)
-    raise DataError(
-        f"{where}: got {got}, expected {want}", hint=f"Convert it with .astype({str(want)!r}); the model takes: {entry}"
-    )
+    scaled = " and scale it as for training, such as by 1 / 255" if got == np.uint8 and is_float(want) else ""
+    hint = f"Convert it with .astype({str(want)!r}){scaled}; the model takes: {entry}"
+    raise DataError(f"{where}: got {got}, expected {want}", hint=hint)
 
 
 def convert(array: Array, entry: Input) -> Array:

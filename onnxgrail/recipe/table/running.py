@@ -89,7 +89,12 @@ OUTPUT = (
         "Replace existing files; input files are never replaced.",
         commands=(*WRITES, "inspect", "export", "demo", "report"),
     ),
-    Option("dry_run", FLAG, "Show what a run takes and what it would do; write no model.", commands=RUNS),
+    Option(
+        "dry_run",
+        FLAG,
+        "Do what a run does, which takes as long, and write no model.",
+        commands=RUNS,
+    ),
     Option(
         "save_as_external_data",
         FLAG,

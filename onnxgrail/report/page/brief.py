@@ -60,6 +60,11 @@ def asked(data: Mapping[str, Any]) -> tuple[str, ...]:
         lines.append(f"{option}: {shares} of the {whole}")
     elif loss := search_text(data):
         lines.append(f"Loss: {loss}")
+        search = data["allocation"]["search"]
+        if search["minimize"] == "latency" and not data["latency"]:
+            before, after = search["before"], search["cost"]
+            times = f"{figures.milliseconds(before)} -> {figures.milliseconds(after)} ({figures.change(before, after)})"
+            lines.append(f"Modeled latency: {times}; `onnxgrail bench` measures it")
     removed = f"{figures.share(model['model_ratio'])} of the {figures.count(model['params_before'])} parameters removed"
     return tuple(map(plain, [*lines, f"Whole model: {removed}"]))
 

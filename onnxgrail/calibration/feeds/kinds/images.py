@@ -22,6 +22,7 @@ from onnxgrail.graph.slots import is_float
 from onnxgrail.machine.extras import extra
 
 SIZE = 224  # height and width if the model leaves them open
+SHOWN = 3  # classes that a note names
 MODES = {1: "L", 3: "RGB"}
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 # Excludes formats that run other programs (EPS) and rare formats.
@@ -73,17 +74,20 @@ def from_images(folder: Path, signature: Signature, reading: Reading, _: int | N
             hint="Give file.py:function",
         )
     column, notes = images(files.__getitem__, len(files), signature[0], reading, folder.name)
-    labels = _classes([f.relative_to(folder).parts for f in files])
-    return (Part(source=folder.name, arrays={signature[0].name: column}, notes=notes, labels=labels),)
+    labels, told = _classes([f.relative_to(folder).parts for f in files])
+    return (Part(source=folder.name, arrays={signature[0].name: column}, notes=(*notes, *told), labels=labels),)
 
 
-def _classes(names: Sequence[tuple[str, ...]]) -> Labels | None:
-    """Return classes of images in a folder per class, numbered by the sorted folder names; None for other layouts."""
+def _classes(names: Sequence[tuple[str, ...]]) -> tuple[Labels | None, tuple[str, ...]]:
+    """Return classes of images in a folder per class, numbered by the sorted folder names, and a note that says so."""
     folders = sorted({parts[0] for parts in names})
     if len(folders) < 2 or any(len(parts) == 1 for parts in names):
-        return None
+        return None, ()
     numbers = {name: number for number, name in enumerate(folders)}
-    return Labels(values=np.array([numbers[parts[0]] for parts in names], np.int64), classes=len(folders))
+    more = ", ..." if len(folders) > SHOWN else ""
+    told = ", ".join(f"{number} {name}" for name, number in [*numbers.items()][:SHOWN])
+    labels = Labels(values=np.array([numbers[parts[0]] for parts in names], np.int64), classes=len(folders))
+    return labels, (f"a folder is a class: {told}{more}",)
 
 
 def images(
