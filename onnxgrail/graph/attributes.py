@@ -5,7 +5,7 @@ An attribute of the wrong type counts as missing: it is read before the runtime 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import onnx_ir as ir
 
@@ -49,6 +49,15 @@ def maker_of(node: ir.Node, operand: int) -> ir.Node | None:
     """Return the node that computes an input; None for constants, inputs of the model, and absent inputs."""
     value = input_of(node, operand)
     return None if value is None else value.producer()
+
+
+def moved_from(value: ir.Value, ops: Container[str]) -> ir.Value:
+    """Return the value from which nodes of these ops, one after the other, make a value; itself if there are none."""
+    node = value.producer()
+    while node is not None and not node.domain and node.op_type in ops and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
 
 
 def numbers_of(value: ir.Value) -> Array:

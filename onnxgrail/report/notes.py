@@ -168,19 +168,22 @@ def _interface(ports: Sequence[Port], decision: Decision) -> str:
 
 
 def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:
-    """Return a note on convolutions that do not fill the last block of channels of ONNX Runtime's kernels."""
+    """Return a note on convolutions that do not fill the last block of channels of ONNX Runtime's kernels.
+
+    A search knows what its widths cost.
+    """
     convolved = [c for c in decision.changes if prepared.survey.convolved(c.block)]
-    if not convolved or recipe.providers[0] not in CPU:
+    if not convolved or decision.allocation.found is not None or recipe.providers[0] not in CPU:
         return ""
     block = channel_block()
     odd = sum(len(c.reducer.kept) * c.block.unit_size % block > 0 for c in convolved)
-    if not odd:
+    if not odd or recipe.round_to % block == 0:
         return ""
     of = f"{odd} of {len(convolved)} narrowed blocks of convolutions are not multiples"
     which, them = (of, "them") if len(convolved) > 1 else ("the narrowed block of convolutions is no multiple", "it")
     return (
-        f"{which} of {block} channels wide: ONNX Runtime computes {them} in blocks of {block} on this machine, so the "
-        "next multiple may be as fast or faster"
+        f"{which} of {block} channels wide: ONNX Runtime computes {them} in blocks of {block} on this machine, so "
+        f"--round-to {block} may be as fast or faster"
     )
 
 

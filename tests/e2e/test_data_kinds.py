@@ -223,6 +223,7 @@ def test_bad_data_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         (["--image-mean", "a"], "'a' is not a number"),
         (["--image-mean", "nan"], "'nan' is not a number"),
         (["--image-std", "0"], "image_std must be above 0"),
+        (["--image-mean", "127.5"], "image_mean is for pixels in 0..1, got 127.5. Divide by 255: 0.5"),
         (["--sequence-length", "0"], "--sequence-length"),
         (["--sequence-length", str(2**31)], "sequence_length must be from 1 to"),
         (["--tokenizer", "t.json"], "--tokenizer does nothing for random inputs"),

@@ -11,6 +11,7 @@ from onnxgrail.errors import UsageError
 
 Numbers = float | Sequence[float] | None
 LONGEST = 2**31 - 1  # largest int32, the type of token counts
+BYTES = 10  # a mean or a standard deviation above it is one of pixels in 0..255
 LENGTH = 128  # default of tokens per sample if neither the model nor the user gives a length
 
 
@@ -66,6 +67,11 @@ class Reading:
                 raise UsageError(f"{name} holds no number")
         if self.image_std is not None and any(not number > 0 for number in self.image_std):
             raise UsageError(f"image_std must be above 0, got {', '.join(map(str, self.image_std))}")
+        for name, numbers in (("image_mean", self.image_mean), ("image_std", self.image_std)):
+            if any(number > BYTES for number in numbers or ()):
+                told = ", ".join(f"{number:g}" for number in numbers or ())
+                hint = f"Divide by 255: {', '.join(f'{number / 255:.3g}' for number in numbers or ())}"
+                raise UsageError(f"{name} is for pixels in 0..1, got {told}", hint=hint)
 
     def unused(self, taken: frozenset[str], what: str) -> None:
         """Check that no setting is given that has no effect on these data.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import LAYOUTS, given
+from onnxgrail.graph.attributes import LAYOUTS, given, moved_from
 from onnxgrail.graph.io.model_file import copy
 
 MOVES = LAYOUTS | {"Cast"}
@@ -44,9 +44,7 @@ def chosen_by(shown: ir.Value) -> str:
 
 def _scores(label: ir.Value) -> ir.Value | None:
     """Return the scores by which a label was chosen."""
-    node = label.producer()
-    while node is not None and node.op_type in MOVES and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
+    node = moved_from(label, MOVES).producer()
     if node is None or node.op_type != "ArgMax" or node.graph is not label.graph:
         return None
     scores = node.inputs[0]

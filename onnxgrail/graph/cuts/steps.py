@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import LAYOUTS, names_of, text
+from onnxgrail.graph.attributes import LAYOUTS, moved_from, names_of, text
 from onnxgrail.graph.flatten.branches import scope_of
 from onnxgrail.graph.trace.facts import RANDOM, Facts, bodies, captures, is_choice, key
 from onnxgrail.graph.trace.sizes import arithmetic
@@ -121,9 +121,7 @@ def squashed(model: ir.Model, facts: Facts) -> dict[str, str]:
     """
     found = {}
     for value in model.graph.outputs:
-        node = value.producer()
-        while node is not None and node.op_type in LAYOUTS and node.inputs[0] is not None:
-            node = node.inputs[0].producer()
+        node = moved_from(value, LAYOUTS).producer()
         source = node.inputs[0] if node is not None and node.op_type in SQUASHES else None
         maker = source.producer() if source is not None else None
         if source is not None and maker is not None and not scope_of(maker) and _is_float(source.name or "", facts):

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Refusal
-from onnxgrail.graph.attributes import given, integer, integers, number, numbers_of
+from onnxgrail.graph.attributes import given, integer, integers, moved_from, number, numbers_of
 from onnxgrail.graph.fittable.trainable import FLOATS
 from onnxgrail.graph.notes import scope
 from onnxgrail.graph.ops.tensors.cut import constant
@@ -119,10 +119,8 @@ def _reason(node: ir.Node, fixed: Collection[str]) -> str:
 
 def _why(value: ir.Value | None) -> str:
     """Return why a constant on the right of a product is not a matrix that can be replaced."""
+    value = moved_from(value, ("Transpose",)) if value is not None else None
     maker = value.producer() if value is not None else None
-    while value is not None and maker is not None and maker.op_type == "Transpose":
-        value = maker.inputs[0]
-        maker = value.producer() if value is not None else None
     if maker is not None:
         quantised = maker.op_type in ("DequantizeLinear", "Cast")
         return "its weight is stored in another type" if quantised else f"its weight is made by {maker.op_type}"

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Array
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.attributes import given, moved_from
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, names_kept
 from onnxgrail.graph.trace.facts import Facts
@@ -241,12 +242,10 @@ def _entry(value: ir.Value, facts: Facts, *, image: bool) -> Entry:
 def _ids(node: ir.Node) -> bool:
     """Return True if the lookup index is an integer input of the graph, on the first axis of the table."""
     place = 0 if node.op_type == "EmbedLayerNormalization" else 1
-    value = node.inputs[place]
-    while value is not None and (maker := value.producer()) is not None and maker.op_type in PASSING:
-        value = maker.inputs[0]
+    value = moved_from(given(node, place), PASSING)
     axis = node.attributes.get("axis")
     first = node.op_type != "Gather" or axis is None or axis.as_int() == 0
-    return value is not None and value.is_graph_input() and value.dtype in INTEGERS and first
+    return value.is_graph_input() and value.dtype in INTEGERS and first
 
 
 def _is_image(value: ir.Value) -> bool:

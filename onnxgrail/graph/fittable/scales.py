@@ -9,7 +9,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import MICROSOFT, input_of, integer, maker_of
+from onnxgrail.graph.attributes import MICROSOFT, input_of, integer, maker_of, moved_from
 from onnxgrail.graph.cost.counting import PRODUCTS
 from onnxgrail.graph.trace.facts import Facts, captures, constant_of, key
 from onnxgrail.graph.trace.survey import Operand, Survey
@@ -216,9 +216,7 @@ class _Finder:
 
     def _normalised(self, value: ir.Value, axis: int) -> bool:
         """Return True if a value was divided by its standard deviation along an axis."""
-        node = value.producer()
-        while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
-            node = node.inputs[0].producer()
+        node = moved_from(value, ("Cast", "Identity")).producer()
         if node is None:
             return False
         if node.op_type == "Reshape":  # a decomposed group norm

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Refusal
-from onnxgrail.graph.attributes import given
+from onnxgrail.graph.attributes import given, moved_from
 from onnxgrail.graph.cost.counting import node_macs
 from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.io.running.widen import has_bfloat16, true_types
@@ -25,6 +25,7 @@ from onnxgrail.graph.trace.survey import Survey
 
 CONVOLVED = (3, 4, 5)  # ranks of tensors that ONNX Runtime convolves
 USABLE = 0.75  # share of the channels at which a stream with its matrices has to cost less than without
+VIEWS = ("Transpose", "Identity", "Reshape", "Cast")  # of stored numbers
 
 
 def as_in_file(model: ir.Model, facts: Facts) -> Facts:
@@ -79,7 +80,7 @@ def walls_of(stream: Stream, facts: Facts) -> list[Wall]:
     readers: dict[ir.Value, list[Slot]] = {}
     for slot in stream.slots:
         if len(facts.shapes[slot.value.name or ""]) > 1:
-            readers.setdefault(_root(slot.value), []).append(slot)
+            readers.setdefault(moved_from(slot.value, VIEWS), []).append(slot)
     places = {value: {(slot.node, slot.operand) for slot in same} for value, same in readers.items()}
     shared = [slot for v, same in readers.items() if len(places[v]) > 1 or _others(same) for slot in same]
     walls = {(w.value, w.node, w.ahead): w for w in (_on_last_axis(w, stream, facts) for w in stream.walls)}
@@ -103,20 +104,9 @@ def _on_last_axis(wall: Wall, stream: Stream, facts: Facts) -> Wall:
     return replace(wall, value=value, axis=axis)
 
 
-def _root(value: ir.Value) -> ir.Value:
-    """Return the stored numbers that a constant is a view of."""
-    node = value.producer()
-    while (
-        node is not None and node.op_type in ("Transpose", "Identity", "Reshape", "Cast") and node.inputs[0] is not None
-    ):
-        value = node.inputs[0]
-        node = value.producer()
-    return value
-
-
 def _others(same: Sequence[Slot]) -> bool:
     """Return True if anything else reads the stored numbers."""
-    queue, seen = [_root(same[0].value)], set()
+    queue, seen = [moved_from(same[0].value, VIEWS)], set()
     places = {(slot.node, slot.operand) for slot in same}
     while queue:
         value = queue.pop()

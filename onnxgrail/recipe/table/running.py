@@ -89,12 +89,7 @@ OUTPUT = (
         "Replace existing files; input files are never replaced.",
         commands=(*WRITES, "inspect", "export", "demo", "report"),
     ),
-    Option(
-        "dry_run",
-        FLAG,
-        "Do what a run does, which takes as long, and write no model.",
-        commands=RUNS,
-    ),
+    Option("dry_run", FLAG, "Do what a run does, which takes as long, and write no model.", commands=RUNS),
     Option(
         "save_as_external_data",
         FLAG,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxgrail.graph.attributes import moved_from
 from onnxgrail.graph.flatten.states import STATE
 from onnxgrail.graph.ops.tensors.repeated import chain, claim
 from onnxgrail.graph.rotate.marked import PICKED
@@ -179,10 +180,7 @@ def _respect(site: Site, shared: _Shared, dynamic: Sequence[Operand], shape: tup
 def _fixed(site: Site, other: Operand) -> str:
     """Return the reason why an activation without labels stays; name the input of the model that it holds, if any."""
     value = site.node.inputs[other.operand]
-    node = value.producer() if value is not None else None
-    while node is not None and node.op_type in MOVES and not node.domain:
-        value = node.inputs[0]
-        node = value.producer() if value is not None else None
+    value = moved_from(value, MOVES) if value is not None else None
     if value is None or not value.is_graph_input():
         return UNLABELLED
     return STATE if value.name in site.flow.state_axes else INPUT.format(value.name)
