@@ -120,17 +120,17 @@ def _height(loss: float, most: float) -> float:
 
 def _table(data: Mapping[str, Any]) -> Markup:
     model = data["model"]
-    columns = ("Point", "Loss", "At most", "Agreement", "Parameters", "MACs", "Size", "Latency", "of the original")
+    first = data["points"][0]["loss"]["agreement"]
+    measure = "Agreement" if first["counted"] else first["measure"]
+    columns = ("Point", "Loss", "At most", measure, "Parameters", "MACs", "Size", "Latency", "of the original")
     rows = [("original", *(figures.NONE,) * 3, *_costs(model, model))]
     for point in data["points"]:
         loss, number = point["loss"], str(point["number"])
         agreement = loss["agreement"]
         counted = figures.share if agreement["counted"] else figures.number
-        first = el(
-            "a", number, id=f"point-{number}", href=f"#command-{number}", aria_label=f"Command of point {number}"
-        )
+        link = el("a", number, id=f"point-{number}", href=f"#command-{number}", aria_label=f"Command of point {number}")
         shown = (figures.error(loss["mean"]), figures.error(loss["bound"]), counted(agreement["value"]))
-        rows.append((first, *shown, *_costs(point, model)))
+        rows.append((link, *shown, *_costs(point, model)))
     loss = data["points"][0]["loss"]
     of = f" of output {loss['output']}" if loss["output"] else ""  # a metric judges all outputs
     caption = (
