@@ -65,13 +65,11 @@ class Reading:
             numbers = getattr(self, name)
             if numbers is not None and not numbers:
                 raise UsageError(f"{name} holds no number")
+            if numbers and max(numbers) > BYTES:
+                told, divided = (", ".join(f"{number / of:.4g}" for number in numbers) for of in (1, 255))
+                raise UsageError(f"{name} is for pixels in 0..1, got {told}", hint=f"Divide by 255: {divided}")
         if self.image_std is not None and any(not number > 0 for number in self.image_std):
             raise UsageError(f"image_std must be above 0, got {', '.join(map(str, self.image_std))}")
-        for name, numbers in (("image_mean", self.image_mean), ("image_std", self.image_std)):
-            if any(number > BYTES for number in numbers or ()):
-                told = ", ".join(f"{number:g}" for number in numbers or ())
-                hint = f"Divide by 255: {', '.join(f'{number / 255:.3g}' for number in numbers or ())}"
-                raise UsageError(f"{name} is for pixels in 0..1, got {told}", hint=hint)
 
     def unused(self, taken: frozenset[str], what: str) -> None:
         """Check that no setting is given that has no effect on these data.
