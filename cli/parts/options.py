@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from onnxgrail.recipe.table import AMOUNTS, FILLED, OPTIONS
-from onnxgrail.recipe.table.option import SHARE, Kind, Option, Value, spelled
+from onnxgrail.recipe.table.option import Kind, Option, Value, spelled
 
 from . import values
 from .plugged import Plugged
@@ -26,8 +26,6 @@ def _whole(value: Value) -> Any:
 
 
 def _number(value: Value) -> Any:
-    if value == SHARE:
-        return values.ratio
     low = value.least if value.above is None else value.above
     high = value.most if value.below is None else value.below
     return click.FloatRange(low, high, min_open=value.above is not None, max_open=value.below is not None)
@@ -43,6 +41,7 @@ TYPES: Mapping[Kind, Callable[[Value], Any]] = {
     "pattern": lambda _: values.regex,
     "report": lambda _: values.report_file,
     "shapes": lambda _: values.shape,
+    "share": lambda _: values.ratio,
     "whole": _whole,
     "word": lambda value: Plugged(value.words, value.plugins) if value.plugins else click.Choice(value.words),
     "words": lambda value: values.words(value.words, value.empty),

@@ -184,6 +184,7 @@ _KINDS: dict[Kind, Reader] = {
     "paths": places,
     "pattern": text,
     "portion": portion,
+    "share": portion,
     "report": places,
     "shapes": shapes,
     "text": text,

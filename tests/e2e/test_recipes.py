@@ -82,7 +82,7 @@ def test_data_output_and_choices_of_the_call_go_first(folder: Path) -> None:
     assert other.report.data["calibration"]["source"] != str(folder / "d.npz")
     dry = onnxgrail.apply(folder / "r.yaml", nets.mlp(), dry_run=True)
     assert dry.report.data["calibration"]["source"] == str((folder / "d.npz").resolve())
-    from_choices = onnxgrail.apply({"ratio": 0.5, "target-params": None}, nets.mlp(), data=nets.vectors())
+    from_choices = onnxgrail.apply({"ratio": "50%", "target-params": None}, nets.mlp(), data=nets.vectors())
     assert from_choices.report.data["recipe"] == dry.report.data["recipe"]
 
 

@@ -23,7 +23,7 @@ from onnxgrail.recipe.table.option import Value
 TYPES = {
     "bool": {"flag"},
     "Metric": {"word"},
-    "float": {"number", "portion"},
+    "float": {"number", "portion", "share"},
     "int": {"whole"},
     "str": {"amount", "file", "layers", "pattern", "text", "word"},
     "tuple[Kind, ...]": {"words"},

@@ -20,6 +20,7 @@ Kind = Literal[
     "pattern",
     "portion",
     "report",
+    "share",
     "shapes",
     "text",
     "whole",
@@ -129,7 +130,7 @@ def some_of(words: tuple[str, ...], metavar: str, empty: str = "") -> Value:
 
 FLAG = Value(kind="flag")
 COUNT = Value(kind="whole", metavar="N", least=1)
-SHARE = Value(kind="number", metavar="R", least=0, below=1)
+SHARE = Value(kind="share", metavar="R", least=0, below=1)
 AMOUNT = Value(kind="amount", metavar="N")
 NAME = Value(kind="text", metavar="NAME")
 PATTERN = Value(kind="pattern", metavar="REGEX")
