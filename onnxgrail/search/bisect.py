@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ class Reach(NamedTuple):
     bad: int
 
 
-def farthest_of(paths: Paths, seek: Seek, without: Iterable[str] = ()) -> tuple[Path, int]:
+def farthest_of(paths: Paths, seek: Seek) -> tuple[Path, int]:
     """Return a path, and the number of its steps that `farthest` finds.
 
     Where losses jump, far below the limit or at the first step, some blocks were predicted wrongly: those of the steps
@@ -65,13 +65,11 @@ def farthest_of(paths: Paths, seek: Seek, without: Iterable[str] = ()) -> tuple[
     Args:
         paths: see `Paths`.
         seek: see `Seek`.
-        without: blocks that keep their widths from the start.
 
     Returns:
         The last path, and 0 if no candidate holds.
     """
-    closed = set(without)
-    path = paths.without(closed)
+    path, closed = paths.without(), set[str]()
     found, saved = farthest(path, seek), 1.0
     for _ in range(OTHERS):
         if not path.steps or found.loss > FILLED * seek.limit or saved < GAIN or seek.stop():
@@ -102,16 +100,6 @@ def _saved(path: Path, before: int, after: int) -> float:
 def _little(path: Path, good: int, most: int) -> bool:
     """Return True if steps after those that hold save too little for another candidate."""
     return _saved(path, good, most) < min(GAIN, MORE * _saved(path, 0, good))
-
-
-def first_fails(path: Path, seek: Seek) -> bool:
-    """Return True if the first candidate that `farthest` tries on a path exceeds the limit."""
-    return bool(path.steps) and seek.judged(path, max(_promised(path, seek.limit), 1)) > seek.limit
-
-
-def _promised(path: Path, limit: float) -> int:
-    """Return the number of steps to try first."""
-    return path.reach(FIRST * limit)
 
 
 def cheaper(found: tuple[Path, int], other: Path, seek: Seek) -> tuple[Path, int]:
@@ -145,7 +133,7 @@ def farthest(path: Path, seek: Seek, first: int = 0, known: Reach | None = None)
     """
     good, loss, bad = known or Reach(0, 0.0, len(path) + 1)
     found = {good: loss} if good else {}
-    wanted = first or _promised(path, seek.limit)
+    wanted = first or path.reach(FIRST * seek.limit)
     for _ in range(seek.patience.tries):
         place, wanted = _next(path, seek.limit, found, (good, bad), wanted), 0
         if place is None or (good and (seek.stop() or _little(path, good, bad - 1))):

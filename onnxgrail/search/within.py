@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from onnxgrail.allocation.found import Candidate, Found, Judged, rounded_up
 from onnxgrail.allocation.ladders import Widths
 from onnxgrail.machine.progress import ticking
-from onnxgrail.search.bisect import Patience, Seek, cheaper, farthest_of, first_fails
+from onnxgrail.search.bisect import Patience, Seek, cheaper, farthest_of
 from onnxgrail.search.bits import split
 from onnxgrail.search.candidates import Candidates, Task, key_of
 from onnxgrail.search.path import Path, Step
@@ -66,14 +66,9 @@ def within(task: Task) -> tuple[Widths, Found]:
             return none and task.search.recipe.quantize != "none" and bound(paths.without(), 0) > task.limit
 
         seek = Seek(task.limit, bound, late, patience)
-        blocks = [block.name for block in task.search.blocks]
-        if task.search.rungs and first_fails(paths.without(), seek) and narrows:  # bits alone are cheaper to try
-            path, best = farthest_of(paths, seek, blocks)
-            path, best = cheaper((path, best), paths.without(), seek) if best else farthest_of(paths, seek)
-        else:
-            path, best = farthest_of(paths, seek)
-            if task.search.rungs and narrows:  # bits alone may go on where a width ended the path
-                path, best = cheaper((path, best), paths.without(blocks), seek)
+        path, best = farthest_of(paths, seek)
+        if task.search.rungs and narrows:  # bits alone may go on where a width ended the path
+            path, best = cheaper((path, best), paths.without([block.name for block in task.search.blocks]), seek)
         if not best and task.search.recipe.quantize != "none":
             bound(path, best)  # the whole model with rounded weights
     return path.widths(best), _found(task, path, tried, best, _cheapest(path, smallest), crossed=candidates.crossed)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxgrail.search.bisect import AGAIN, FILLED, Seek, farthest_of, first_fails
+from onnxgrail.search.bisect import AGAIN, FILLED, Seek, farthest_of
 from onnxgrail.search.harms import Harm
 from onnxgrail.search.path import Path, Paths, path_of
 from tests.unit.paths import NORMAL, harm, harms, never, product
@@ -76,24 +76,3 @@ def test_blocks_that_lose_more_than_predicted_keep_their_widths_where_others_go_
     costs = [path.cost(n) for n in range(len(path) + 1)]
     assert costs == sorted(costs, reverse=True)
     assert path.steps[:best] == tuple(sorted(path.steps[:best], key=lambda step: -step.cost))
-
-
-def test_a_search_without_some_blocks_never_narrows_them() -> None:
-    """The first candidate of all blocks narrows one that loses much; without it, the others go as far as they can."""
-    blocks = [harm(f"b{n}", 8, *((8 - k, 0.001 * k) for k in range(1, 5))) for n in range(6)]
-    paths, tried = Paths(tuple(blocks), lambda widths: float(sum(widths.values())), 1.0, 1.0), list[Path]()
-
-    def judged(path: Path, count: int) -> float:
-        tried.append(path)
-        return path.loss(count) + (1.0 if path.widths(count)["b2"] < 8 else 0.0)
-
-    seek = Seek(0.018, judged, never, NORMAL)
-    assert first_fails(paths.without(), seek)
-    assert not first_fails(paths.without(["b2"]), seek)
-    assert not first_fails(paths.without([block.block for block in blocks]), seek)  # a path without steps
-    tried.clear()
-    path, best = farthest_of(paths, seek, ["b2"])
-    assert path.widths(best)["b2"] == 8
-    assert judged(path, best) <= 0.018
-    assert path.loss(best) >= 0.88 * 0.018
-    assert all("b2" not in {step.block for step in one.steps} for one in tried)
