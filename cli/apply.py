@@ -16,7 +16,7 @@ from .parts.help import Grouped
 from .parts.progress import progress
 
 # Settings that are passed on only if given, else the recipe's apply.
-INSTEAD = ("tokenizer", "keep_tokens", "selector", "compensate")
+INSTEAD = ("tokenizer", "keep_tokens", "selector", "reducer", "compensate")
 NAMED = {"value": NAME, "default": None, "help": "Instead of the recipe's; a plug-in must be named here."}
 
 
@@ -28,6 +28,7 @@ NAMED = {"value": NAME, "default": None, "help": "Instead of the recipe's; a plu
     "apply",
     data={"help": "Calibration data, instead of the recipe's.", "otherwise": ""},
     selector=NAMED,
+    reducer=NAMED,
     compensate=NAMED,
     device={"otherwise": "the recipe's"},
 )

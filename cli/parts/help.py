@@ -1,4 +1,4 @@
-"""Help in groups: `--help` shows the options that most people need, `--help-all` shows all options."""
+"""The class of commands: `--help` shows the options that most people need, and no pattern or data get lost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import click
 from onnxgrail.recipe.table import GROUPS, OPTIONS
 
 OTHER, MACHINE = "Options", "Machine"
+JOINS = {"pattern": "|", "words": ","}  # what stands between several values of an option, by kind
+ONCE = ("data", "held_out")  # further options of which no value may get lost; of others, the last one counts
 
 
 def group_of(parameter: click.Parameter) -> str:
@@ -33,6 +35,15 @@ class Grouped(click.Command):
         if common is not None:
             self.params.append(_help_all_option())
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words of a command.
+
+        Raises:
+            click.UsageError: an option is given twice of which both values are meant; click would take the last one.
+        """
+        _check_once([p for p in self.params if isinstance(p, click.Option)], args, ctx)
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, with a section per group."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option) and not p.hidden]
@@ -50,6 +61,29 @@ class Grouped(click.Command):
     def _first(self, options: Iterable[click.Option]) -> list[click.Option]:
         wanted = {*(self.common or ()), "help_all"}
         return [option for option in options if option.name in wanted or "--help" in option.opts]
+
+
+def _check_once(options: Iterable[click.Option], args: Iterable[str], ctx: click.Context) -> None:
+    single = {word: one.name for one in options if one.name in ONCE or _sign(one.name) for word in one.opts}
+    seen, words = set[str | None](), iter(args)
+    for word in words:
+        if word == "--":
+            return
+        name, given, _ = word.partition("=") if word.startswith("--") else (word, "", "")
+        if name not in single:
+            continue
+        if not given:
+            next(words, None)  # its value
+        if single[name] in seen:
+            sign = _sign(single[name])
+            advice = f"join the values: {name} {f'A{sign}B'!r}" if sign else "give it once"
+            raise click.UsageError(f"{name} is given twice: {advice}", ctx)
+        seen.add(single[name])
+
+
+def _sign(name: str | None) -> str:
+    """Return what stands between several values of an option; empty if it has one."""
+    return JOINS.get(OPTIONS[name].value.kind, "") if name in OPTIONS else ""
 
 
 _ALL = "onnxgrail.help_all"

@@ -74,6 +74,7 @@ class Found:
         key: names the found widths in the folder of a run that can be continued.
         spared: weights with more bits in all candidates than `--quantize` gives, with the reason: 16 where it gives 8,
             or 8 that a runtime converts.
+        ended: True if `budget_seconds` ended the search.
     """
 
     limit: float
@@ -88,6 +89,7 @@ class Found:
     cheapest: tuple[str, int, int] | None = None
     key: str = ""
     spared: Mapping[str, str] = field(default_factory=dict)
+    ended: bool = False
 
     @property
     def loss(self) -> Judged | None:

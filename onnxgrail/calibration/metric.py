@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -111,8 +112,8 @@ class Metric:
         try:
             result = self._called(call)
         except (Exception, SystemExit) as error:
-            what = f"{self.name} raised {type(error).__name__}: {error} ({self._culprit(call)})"
-            raise MetricError(what) from error
+            what = f"{self.name} raised {type(error).__name__}: {error} ({self._culprit(call)}{self._line(error)})"
+            raise MetricError(what, hint=f"The outputs are {', '.join(map(repr, call.reference))}") from error
         try:
             array = np.asarray(result)
         except Exception as error:
@@ -137,6 +138,12 @@ class Metric:
         labels = None if call.labels is None else np.array(call.labels)
         with context:  # the function may write into its arguments, which are copies
             return self.function(_copied(call.reference), _copied(call.candidate), labels)
+
+    def _line(self, error: BaseException) -> str:
+        """Return the last line of the function's file in which an error was raised, in words; empty without a file."""
+        file = self.name.partition(":")[0]
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == file]
+        return f", line {lines[-1]}" if lines else ""
 
     def _culprit(self, call: _Call) -> str:
         """Return the first sample for which the function raises on its own, in words."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -19,6 +21,7 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
 from onnxgrail.machine.job import Job
 
+SEEN = "the held-out data are the calibration data: fits have seen them, and others may lose more; leave out --held-out"
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -82,6 +85,8 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
         back = 0 if searched else count
         batches, held = read_apart(data, signature, back, sampling_of(recipe), reading=reading, group=group)
         batches, held = apart(batches) if searched and own is None else (batches, held)
+        if own is not None and _same(data, source):
+            batches = replace(batches, notes=(*batches.notes, SEEN))
     else:
         if own is None:
             reading.unused(frozenset(), "random inputs")
@@ -89,6 +94,12 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     if own is not None:
         return batches, HeldOut(asked=own.source, batches=own, own=True)
     return batches, None if held is None else HeldOut(asked=str(count or AUTO), batches=held, own=False)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return True if two arguments are the same data."""
+    paths = [os.path.realpath(data) for data in (one, other) if isinstance(data, str | os.PathLike)]
+    return one is other or (len(paths) == 2 and paths[0] == paths[1])
 
 
 def given(data: Source | None, model: ir.Model, reading: Reading, sampling: Sampling) -> Batches:

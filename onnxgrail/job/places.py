@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,10 @@ Owned = Callable[[Path], bool]
 """Returns True for a file that this run wrote and may replace."""
 Place = str | os.PathLike[str]
 SUFFIXES = (".json", ".html", ".htm")  # of reports
+MEANT = dict.fromkeys((".npz", ".npy", ".jsonl", ".csv", ".parquet", ".arrow"), "--data")
+MEANT |= dict.fromkeys(SUFFIXES, "--report") | dict.fromkeys((".yaml", ".yml"), "--save-recipe")
+"""Suffixes of files that are no models, with the option that was forgotten before such a name."""
+AMOUNT = re.compile(r"0?\.\d+|\d+(\.\d+)?%")
 
 
 def reads(
@@ -170,11 +175,20 @@ def target_of(model: Any, output: Place | None, default: Callable[[Path], Path] 
 
     Raises:
         ModelError: the model is a file that cannot be read.
+        UsageError: the output has the name of something else, such as data, which `force` would replace.
     """
     source = path_of(model)
     if source is not None:
         check_input(source)
-    return Path(output) if output is not None else None if source is None else default(source)
+    if output is None:
+        return None if source is None else default(source)
+    target = Path(output)
+    option = MEANT.get(target.suffix.lower(), "--ratio" if AMOUNT.fullmatch(target.name) else "")
+    if option:
+        raise UsageError(
+            f"the output {str(target)!r} has no name of a model", hint=f"Did you mean {option} {target}? Or add .onnx"
+        )
+    return target
 
 
 def weights_of(target: Path | None, apart: bool) -> str:

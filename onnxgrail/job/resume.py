@@ -62,11 +62,11 @@ def bind(
         return
     folder.begin(
         {
+            "recipe": dataclasses.asdict(recipe),  # first in messages: it also decides how data are divided
             "model": model_key(prepared.model),
             **({} if small is None else {"small": model_key(small)}),
             "data": data_key(prepared.batches),
             "stats": None if files.read is None or not files.read.is_file() else sha256(files.read),
-            "recipe": dataclasses.asdict(recipe),
             "versions": versions(),
             "threads": count(),
         }

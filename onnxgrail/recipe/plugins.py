@@ -1,35 +1,46 @@
-"""Selectors and compensators of other packages, found by their entry points.
+"""Selectors, reducers and compensators of other packages and programs, whose results are checked.
 
 A package declares `[project.entry-points."onnxgrail.selectors"] name = "module:Class"`; it is imported only when an
-option gives that name.  The names of built-in selectors and compensators cannot be replaced.
+option gives that name.  The names of built-in ones cannot be replaced.  A program puts objects into the registries.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxgrail.algebra.fit.compensate import COMPENSATORS
+from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS, needs_gram
 from onnxgrail.core import Change, Floats, Reducer, View
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import OnnxGrailError, UsageError
 
 GROUPS: dict[str, tuple[str, MutableMapping[str, Any]]] = {
     "selector": ("onnxgrail.selectors", SELECTORS),
+    "reducer": ("onnxgrail.reducers", REDUCERS),
     "compensate": ("onnxgrail.compensators", COMPENSATORS),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A plug-in with checks of its results, so that its mistakes raise errors instead of making wrong models."""
+    """A plug-in with checks of its results, so that its mistakes raise errors instead of making wrong models.
+
+    Attributes:
+        label: its name in messages.
+        inner: the object.
+        packaged: True if it is of a package, which was imported because an option names it.
+    """
 
     label: str
     inner: Any
+    packaged: bool
 
     @property
     def needs_data(self) -> bool:
@@ -41,14 +52,34 @@ class Foreign:
         """Return True if it reads more of the statistics than the diagonals."""
         return needs_gram(self.inner)
 
+    @property
+    def consumers_only(self) -> bool:
+        """Return True if it reads weights of consumers only."""
+        return bool(getattr(self.inner, "consumers_only", False))
+
+    def made(self, *arguments: Any) -> Any:
+        """Return what the object makes of its arguments.
+
+        Raises:
+            UsageError: it raises an error, which may be any.
+        """
+        try:
+            return self.inner(*arguments)
+        except (OnnxGrailError, MemoryError):
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UsageError(f"{self.label} raised {text} ({Path(frame.filename).name}:{frame.lineno})") from error
+
 
 @dataclass(frozen=True, slots=True)
 class ForeignSelector(Foreign):
-    """A selector of another package."""
+    """A selector of another package or program."""
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Return scores (u,), after checking their shape and values."""
-        scores = np.asarray(self.inner(view, rng), np.float64)
+        scores = np.asarray(self.made(view, rng), np.float64)
         if scores.shape != (view.block.units,) or not np.isfinite(scores).all():
             raise UsageError(
                 f"{self.label} gave scores of shape {list(scores.shape)} for block {view.block.name!r}, "
@@ -58,12 +89,35 @@ class ForeignSelector(Foreign):
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignReducer(Foreign):
+    """A reducer of another package or program."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """Return True if it reads scores of a selector."""
+        return bool(getattr(self.inner, "needs_scores", True))
+
+    def __call__(self, view: View, kept: int, scores: Floats | None, rng: np.random.Generator) -> Reducer:
+        """Return the reducer, after checking the units that stay and the clusters."""
+        found = self.made(view, kept, scores, rng)
+        if not isinstance(found, Reducer):
+            raise UsageError(f"{self.label} gave a {type(found).__name__}, expected an onnxgrail.core.Reducer")
+        units, stay, clusters = view.block.units, np.asarray(found.kept), found.cluster
+        right = stay.shape == (kept,) and stay.dtype.kind in "iu" and bool((np.diff(stay) > 0).all())
+        if not right or stay[0] < 0 or stay[-1] >= units:
+            raise UsageError(f"{self.label} does not keep {kept} different units of {units}, in ascending order")
+        if clusters is not None and (np.shape(clusters) != (units,) or set(np.unique(clusters)) != set(range(kept))):
+            raise UsageError(f"{self.label} gave clusters that are not 0 to {kept - 1} for {units} units")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class ForeignCompensator(Foreign):
-    """A compensator of another package."""
+    """A compensator of another package or program."""
 
     def __call__(self, view: View, reducer: Reducer) -> Change:
         """Return the change, after checking its shapes and values."""
-        change = self.inner(view, reducer)
+        change = self.made(view, reducer)
         if not isinstance(change, Change):
             raise UsageError(f"{self.label} gave a {type(change).__name__}, expected an onnxgrail.core.Change")
         for number, weight in change.weights:
@@ -77,25 +131,28 @@ class ForeignCompensator(Foreign):
         return change
 
 
-WRAPPERS = {"selector": ForeignSelector, "compensate": ForeignCompensator}
+WRAPPERS = {"selector": ForeignSelector, "reducer": ForeignReducer, "compensate": ForeignCompensator}
 
 
 def foreign(option: str, name: str) -> bool:
     """Return True if a name is not built in and another package has it; nothing is imported."""
     group, known = GROUPS[option]
-    return isinstance(known.get(name), Foreign) or (
-        name not in known and bool(metadata.entry_points(group=group, name=name))
-    )
+    if name in known:
+        return isinstance(known[name], Foreign) and known[name].packaged
+    return bool(metadata.entry_points(group=group, name=name))
 
 
 def look_up(option: str, name: str) -> None:
-    """Register the plug-in of that name, if there is one, next to the built-in ones.
+    """Register the plug-in of that name, if there is one, next to the built-in ones; check what a program registered.
 
     Raises:
         UsageError: it cannot be loaded, is not a plug-in, or two packages have a plug-in of that name.
     """
     group, known = GROUPS[option]
     if name in known:
+        inner = known[name]
+        if not isinstance(inner, Foreign) and not _module(inner).startswith("onnxgrail."):
+            known[name] = _guarded(option, f"{option} {name!r}", inner, packaged=False)
         return
     found = list(metadata.entry_points(group=group, name=name))
     if not found:
@@ -110,6 +167,22 @@ def look_up(option: str, name: str) -> None:
     except Exception as error:  # a foreign module may raise anything when it is imported
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(f"{label} cannot be loaded: {text}") from error
+    known[name] = _guarded(option, label, inner, packaged=True)
+
+
+def _module(inner: Any) -> str:
+    """Return the name of the module of an object's class, or of a function."""
+    return str(getattr(inner, "__module__", None) or type(inner).__module__)
+
+
+def _guarded(option: str, label: str, inner: Any, *, packaged: bool) -> Foreign:
+    """Return an object with checks of its results.
+
+    Raises:
+        UsageError: it is not a plug-in.
+    """
+    if isinstance(inner, type):
+        raise UsageError(f"{label} is a class", hint=f"Register an object: {inner.__name__}()")
     if not callable(inner) or not isinstance(getattr(inner, "needs_data", None), bool):
         raise UsageError(f"{label} is no plug-in", hint="It must be callable and have needs_data, True or False")
-    known[name] = WRAPPERS[option](label, inner)
+    return WRAPPERS[option](label, inner, packaged)

@@ -62,9 +62,10 @@ def notes_of(
         listed_text(slim) if slim is not None else "",
         decision.allocation.note,
         little(decision.allocation.found, recipe.quantize),
+        _ended(recipe, decision.allocation.found),
         _more(decision.allocation.found),
         _loose(decision.allocation.found),
-        _blind(decision.allocation.found),
+        _blind(decision.allocation.found, labeled=prepared.batches.has_labels),
         _unjudged(recipe, decision.allocation.found),
         _missed(budget),
         _early(recipe),
@@ -121,6 +122,14 @@ def _more(found: Found | None) -> str:
     return f"--max-loss {100 * found.next_limit:.3g}% would save about {then:.0%} of {found.minimize}, not {now:.0%}"
 
 
+def _ended(recipe: Recipe, found: Found | None) -> str:
+    """Return a note on a search that time has ended."""
+    if found is None or not found.ended:
+        return ""
+    count = len(found.tried)
+    return f"--budget-seconds {recipe.budget_seconds:g} ended the search: {count} candidate{'s' * (count > 1)} judged"
+
+
 def _loose(found: Found | None) -> str:
     """Return a note on a bound that few samples make loose."""
     loss = None if found is None else found.loss
@@ -132,14 +141,15 @@ def _loose(found: Found | None) -> str:
     )
 
 
-def _blind(found: Found | None) -> str:
+def _blind(found: Found | None, *, labeled: bool) -> str:
     """Return a note on samples that hold nothing, or hardly anything, that a loss could see."""
     loss = None if found is None else found.loss
     if loss is not None and loss.scarce:
         return f"{loss.scarce}: others say more"
     if loss is None or loss.kind != "metric" or loss.bound > 0:
         return ""
-    return f"{loss.name} is 0 on all {loss.samples} samples: give samples on which it can lose something"
+    got = "" if labeled else " (its third argument was None, since the data have no labels)"
+    return f"{loss.name} is 0 on all {loss.samples} samples{got}: give samples on which it can lose something"
 
 
 def _unjudged(recipe: Recipe, found: Found | None) -> str:

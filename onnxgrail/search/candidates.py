@@ -235,7 +235,7 @@ def told(loss: Loss) -> Judged:
         part=loss.part,
         name=loss.name,
         kind=loss.kind,
-        samples=len(loss.values),
+        samples=agreement.samples,
         mean=loss.mean,
         bound=loss.bound,
         agreement={**asdict(agreement), "settled_by": agreement.settled_by()},

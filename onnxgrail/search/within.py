@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from onnxgrail.allocation.found import Candidate, Found, Judged, rounded_up
 from onnxgrail.allocation.ladders import Widths
@@ -35,13 +36,13 @@ def within(task: Task) -> tuple[Widths, Found]:
     Raises:
         DataError: no samples can judge a candidate.
     """
+    started, budget = time.monotonic(), task.search.recipe.budget_seconds
     paths = paths_within(task, BEYOND * task.limit + SLACK)
     tried: dict[str, Candidate] = {}
     smallest: list[tuple[Step, Judged]] = []
-    narrows = False
+    narrows = ended = False
     patience = PATIENCE[task.search.recipe.effort]
     tick = ticking(task.search.job.progress, "searching", patience.tries)
-    started, budget = time.monotonic(), task.search.recipe.budget_seconds
     with Candidates(task) as candidates:
 
         def bound(path: Path, steps: int) -> float:
@@ -60,7 +61,9 @@ def within(task: Task) -> tuple[Widths, Found]:
 
         def late() -> bool:
             """Return True where no time is left, or where fewer bits alone lose too much, so that nothing can hold."""
+            nonlocal ended
             if budget is not None and time.monotonic() - started > budget:
+                ended = True
                 return True
             none = len(tried) >= FAILED and all(one.loss.bound > task.limit for one in tried.values())
             return none and task.search.recipe.quantize != "none" and bound(paths.without(), 0) > task.limit
@@ -71,7 +74,8 @@ def within(task: Task) -> tuple[Widths, Found]:
             path, best = cheaper((path, best), paths.without([block.name for block in task.search.blocks]), seek)
         if not best and task.search.recipe.quantize != "none":
             bound(path, best)  # the whole model with rounded weights
-    return path.widths(best), _found(task, path, tried, best, _cheapest(path, smallest), crossed=candidates.crossed)
+    found = _found(task, path, tried, best, _cheapest(path, smallest), crossed=candidates.crossed)
+    return path.widths(best), replace(found, ended=ended)
 
 
 def _found(

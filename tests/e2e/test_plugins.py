@@ -1,4 +1,4 @@
-"""Selectors and compensators of another package, installed as `tests/plugin` would be."""
+"""Selectors, reducers and compensators of another package, installed as `tests/plugin` would be."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from click.testing import CliRunner
 
 import onnxgrail
 from onnxgrail.algebra.fit.compensate import COMPENSATORS
+from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.cli import main
+from onnxgrail.core import View
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.ops import rule
 from onnxgrail.graph.ops.rule import find_rule
@@ -42,7 +44,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     install(tmp_path, project["name"], project["entry-points"])
     monkeypatch.syspath_prepend(PACKAGE)
     monkeypatch.syspath_prepend(tmp_path)
-    before = dict(SELECTORS), dict(COMPENSATORS)
+    before = dict(SELECTORS), dict(REDUCERS), dict(COMPENSATORS)
     rules = dict(rule._RULES)
     rule._plugins.cache_clear()
     yield tmp_path
@@ -50,7 +52,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     rule._import_plugin.cache_clear()
     for op in set(rule._RULES) - set(rules):
         del rule._RULES[op]
-    for known, old in zip((SELECTORS, COMPENSATORS), before, strict=True):
+    for known, old in zip((SELECTORS, REDUCERS, COMPENSATORS), before, strict=True):
         for name in set(known) - set(old):
             del known[name]
 
@@ -120,9 +122,46 @@ def test_what_is_no_plugin_is_named(plugin: Path) -> None:
         ({"selector": "lost"}, "of other-package cannot be loaded: ModuleNotFoundError"),
         ({"selector": "number"}, "of third is no plug-in"),
         ({"compensate": "nothing", "selector": "l1"}, "gave a ndarray, expected an onnxgrail.core.Change"),
+        ({"reducer": "twice", "selector": "l1"}, r"of onnxgrail-example does not keep \d+ different units of \d+, in ascending order"),
     ):
         with pytest.raises(UsageError, match=words):
             kept(nets.mlp(), **choice)
+
+
+def test_a_reducer_of_another_package_keeps_units(plugin: Path) -> None:
+    for units in kept(nets.mlp(), reducer="thirds"):
+        assert [unit for unit in units if unit % 3 == 0] == list(range(0, 3 * sum(unit % 3 == 0 for unit in units), 3))
+
+
+class Broken:
+    """A selector that a program registers."""
+
+    needs_data = False
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def __call__(self, view: View, rng: np.random.Generator) -> Any:
+        """Scores that are wrong."""
+        if self.result is None:
+            raise KeyError("nothing")
+        return np.full(view.block.units, self.result)
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [
+        (Broken(np.nan), r"selector 'mine' gave scores of shape .* finite numbers"),
+        (Broken(None), r"selector 'mine' raised KeyError: 'nothing' \(test_plugins.py:\d+\)"),
+        (Broken, r"selector 'mine' is a class. Register an object: Broken\(\)"),
+        (len, "selector 'mine' is no plug-in"),
+    ],
+)
+def test_what_a_program_registers_is_checked(selector: Any, words: str) -> None:
+    SELECTORS["mine"] = selector
+    with pytest.raises(UsageError, match=words):
+        kept(nets.mlp(), selector="mine")
 
 
 def test_our_own_names_cannot_be_taken(plugin: Path) -> None:

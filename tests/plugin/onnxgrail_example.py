@@ -1,4 +1,4 @@
-"""A selector and a compensator that stand outside of onnxgrail."""
+"""A selector, a reducer and a compensator that stand outside of onnxgrail."""
 
 from __future__ import annotations
 
@@ -19,6 +19,27 @@ class Largest:
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Scores (u,)."""
         return np.max([np.abs(weight).max(axis=(1, 2)) for _, weight in view.of("producer")], axis=0)
+
+
+class Thirds:
+    """Keeps every third unit first, then the others."""
+
+    needs_data, needs_scores = False, False
+
+    def __call__(self, view: View, kept: int, scores: Floats | None, rng: np.random.Generator) -> Reducer:
+        """The units that stay."""
+        order = np.argsort(np.arange(view.block.units) % 3, kind="stable")
+        return Reducer(kept=np.sort(order[:kept]))
+
+
+class Twice:
+    """Keeps the first unit again and again, which is wrong."""
+
+    needs_data, needs_scores = False, False
+
+    def __call__(self, view: View, kept: int, scores: Floats | None, rng: np.random.Generator) -> Reducer:
+        """The units that stay."""
+        return Reducer(kept=np.zeros(kept, np.int64))
 
 
 class _Rescale:

@@ -63,6 +63,12 @@ class Batches:
         """Iterate over the feeds, each with the true classes of its samples, or None if the data have none."""
         return ((make(), make.labels() if isinstance(make, Labelled) else None) for make in self.feeds)
 
+    @property
+    def has_labels(self) -> bool:
+        """Return True if the true classes of some samples are known."""
+        given = (make.labels() if isinstance(make, Labelled) else None for make in self.feeds)
+        return any(labels is not None for labels in given)
+
     def first(self) -> Feed:
         """Return the first feed.
 

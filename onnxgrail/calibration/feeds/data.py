@@ -22,6 +22,7 @@ from onnxgrail.calibration.feeds.signature import (
     bad_values,
     check_array,
     check_integers,
+    check_shown,
     count_bad,
     describe,
     is_whole,
@@ -202,6 +203,8 @@ def _ready(parts: tuple[Part, ...], signature: Signature, samples: int | None, l
                 raise bad_values(bad, array.size, entry, part.source)
         feeds.append(Take(parts=(part,), signature=signature))
         total += samples_in(part, signature)
+    for entry in signature:
+        check_shown(any(np.asarray(part.arrays[entry.name]).any() for part in parts), entry, label)
     if samples is not None and total > samples:
         notes.append(
             f"{label}: feeds are passed as they are, so {total} samples are used where {samples} were asked for"
@@ -299,11 +302,12 @@ def _scan(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> None:
     for heap, rows in _heaps(parts, signature, chosen):
         names = heap[0].source if len(heap) == 1 else f"{heap[0].source} and {len(heap) - 1} more"
         for entry in signature:
-            bad = size = 0
+            bad, size, shown = 0, 0, not len(rows)
             for start in range(0, len(rows), BLOCK):
                 block = gathered(heap, entry, rows[start : start + BLOCK])
                 check_integers(block, entry, names)
-                bad, size = bad + count_bad(block, entry), size + block.size
+                bad, size, shown = bad + count_bad(block, entry), size + block.size, shown or bool(block.any())
+            check_shown(shown, entry, names)
             if bad:
                 raise bad_values(bad, size, entry, names)
 

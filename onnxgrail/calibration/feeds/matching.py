@@ -12,6 +12,7 @@ from onnxgrail.calibration.feeds.parts import Column, Part, Rows
 from onnxgrail.calibration.feeds.signature import Input, Signature, agrees, check_names, converts
 from onnxgrail.calibration.shapes.dims import is_past
 from onnxgrail.core import Array, Ints, Labels
+from onnxgrail.fidelity.goals import UNKNOWN
 from onnxgrail.graph.slots import is_float
 
 LABELS = "labels"  # data sets contain them besides the inputs; no statistic reads them
@@ -56,12 +57,9 @@ def from_mapping(
     known = {entry.name for entry in signature}
     names = [str(name) for name in arrays]
     notes = []
-    labels: Labels | None = None
-    if LABELS in names and LABELS not in known:
+    labeled = LABELS in names and LABELS not in known
+    if labeled:
         names.remove(LABELS)
-        labels = _labels(arrays)
-        use = "was ignored" if labels is None else "is taken for the right answers"
-        notes.append(f"{source}: array {LABELS!r} is not an input of the model and {use}")
     found: dict[str, Rows] = {name: _rows(arrays[name]) for name in names if name in known}
     over = [name for name in names if name not in known]
     lacking = [entry for entry in signature if entry.name not in found]
@@ -79,16 +77,34 @@ def from_mapping(
         notes.append(f"{source}: {', '.join(map(repr, sorted(over)))} not used, the model has no such input")
         over = [] if set(found) == known else over
     check_names(set(found) | set(over), signature, source, extra)
+    labels, use = _labels(arrays, found, signature) if labeled else (None, "")
+    if labeled:
+        notes.insert(0, f"{source}: array {LABELS!r} is not an input of the model and {use}")
     return Part(source=source, arrays=found, ready=ready, notes=tuple(notes), labels=labels)
 
 
-def _labels(arrays: Mapping[str, Any]) -> Labels | None:
-    """Return the labels if they are integers; None otherwise."""
+def _labels(arrays: Mapping[str, Any], found: Mapping[str, Rows], signature: Signature) -> tuple[Labels | None, str]:
+    """Return the labels if they are integers, one row per sample, and their use in words.
+
+    Labels that are the tokens themselves, as training scripts give them, are the answers one position earlier.
+    """
+    values = np.zeros(())
     with contextlib.suppress(Exception):  # a damaged file or pickled objects
         values = np.asarray(arrays[LABELS])
-        if values.dtype.kind in "iu" and values.ndim:
-            return Labels(values=values)
-    return None
+    if values.dtype.kind not in "iu" or not values.ndim:
+        return None, "was ignored"
+    counts = {array.shape[0] for array in found.values() if array.ndim}
+    if len(counts) == 1 and len(values) not in counts:
+        return None, f"was ignored: it has {len(values)} rows, the inputs have {counts.pop()}"
+    tokens = _tokens("", found, signature)
+    if tokens is None or values.ndim != 2 or tokens.shape != values.shape:
+        return Labels(values=values), "is taken for the right answers"
+    given = values >= 0
+    if not given.any() or not np.array_equal(values[given], tokens[np.arange(len(values))][given]):
+        return Labels(values=values), "is taken for the right answers"
+    shifted = np.full(values.shape, UNKNOWN, np.int64)
+    shifted[:, :-1] = values[:, 1:]
+    return Labels(values=shifted), "holds the tokens: each is taken for the right answer one position earlier"
 
 
 def _rows(value: Any) -> Rows:

@@ -17,6 +17,8 @@ from onnxgrail.graph.rewrite.rows import TOKENS
 from onnxgrail.graph.slots import is_float
 
 WHOLE = "onnxgrail.whole"  # key in a model's `meta`, see `Input.whole`
+MASKS = ("attention_mask", "input_mask", "mask")  # inputs that say which tokens are real
+ANSWERS = ("label", "target", "targets", "y")  # what users call labels
 UNNAMED = frozenset({"None", "unknown"})  # what some exporters call all open axes
 
 
@@ -145,6 +147,8 @@ def check_names(names: set[str], signature: Signature, source: str, others: Mapp
         also = f", has {', '.join(_shown(name, (others or {}).get(name)) for name in extra)}" if extra else ""
         raise DataError(f"{source}: no array for input {', '.join(map(repr, missing))}{also}", hint=hint)
     if extra:
+        answers = next((name for name in extra if name.lower() in ANSWERS), None)
+        hint += "" if answers is None else f". If {answers!r} holds the right answers, call it 'labels'"
         raise DataError(f"{source}: the model has no input named {', '.join(map(repr, extra))}", hint=hint)
 
 
@@ -248,6 +252,11 @@ def check_integers(array: Array, entry: Input, source: str) -> None:
     where = f"{source}, input {entry.name!r}"
     if low < limits.min or high > limits.max:
         raise DataError(f"{where}: values from {low} to {high} do not fit {entry.dtype}", hint=f"It takes: {entry}")
+    if entry.rows is not None and low < 0:
+        raise DataError(
+            f"{where}: ids down to {low}, which would read the table from its end",
+            hint="Padded positions need the tokenizer's id of padding; -1 and -100 are for labels",
+        )
     if entry.rows is not None and high >= entry.rows:
         raise DataError(
             f"{where}: ids up to {high}, the model's table has {entry.rows} rows",
@@ -257,6 +266,21 @@ def check_integers(array: Array, entry: Input, source: str) -> None:
     if lost.size:
         hint = "Add the ids of all data to the file, or leave out the samples that hold others"
         raise DataError(f"{where}: id {lost[0]} occurs, and --keep-tokens leaves it out", hint=hint)
+
+
+def check_shown(shown: bool, entry: Input, source: str) -> None:
+    """Check that a mask of tokens leaves something to look at.
+
+    Args:
+        shown: a value is not 0.
+        entry: the input.
+        source: name of the data in messages.
+
+    Raises:
+        DataError: the mask hides every token, so that any two models would agree.
+    """
+    if not shown and entry.name in MASKS and entry.dtype.kind in "iub" and len(entry.shape or ()) == 2:
+        raise DataError(f"{source}, input {entry.name!r}: 0 everywhere", hint="1 is a token, 0 is padding")
 
 
 def bad_values(bad: int, size: int, entry: Input, source: str) -> DataError:
@@ -272,7 +296,7 @@ def padding_mask(feed: Mapping[str, Array]) -> np.ndarray[Any, np.dtype[np.bool_
     Returns:
         (B, S) booleans, or None if no input is such a mask or nothing is padded.
     """
-    for name in ("attention_mask", "input_mask", "mask"):
+    for name in MASKS:
         array = feed.get(name)
         if array is not None and array.ndim == 2 and array.dtype.kind in "iub":
             mask = array != 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -225,5 +226,7 @@ def _differences(before: Any, now: Any, name: str = "") -> list[str]:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value):
+        return value[:8]  # a checksum
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:16]}..."

@@ -132,9 +132,9 @@ REMOVE = (
     ),
     Option(
         "reducer",
-        one_of(*REDUCERS),
+        one_of(*REDUCERS, plugins="onnxgrail.reducers"),
         "Remove channels, neurons and heads (prune), or merge them (fold).",
-        commands=NARROWING,
+        commands=(*NARROWING, "apply"),
     ),
     Option(
         "method",
