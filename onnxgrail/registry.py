@@ -77,6 +77,8 @@ DATA_KINDS = Registry(
         ".npz": "calibration.feeds.kinds.arrays:NPZ",
         ".npy": "calibration.feeds.kinds.arrays:NPY",
         "Polygraphy .json": "calibration.feeds.kinds.feeds:POLYGRAPHY",
+        ".jsonl": "calibration.feeds.kinds.tables:LINES",
+        ".parquet": "calibration.feeds.kinds.tables:PARQUET",
         ".txt": "calibration.feeds.kinds.text:LINES",
         "test_data_set_* folders (.pb)": "calibration.feeds.kinds.feeds:PROTOBUFS",
         "a saved Hugging Face dataset": "calibration.feeds.kinds.datasets:DATASET",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,39 @@ def from_dataset(folder: Path, signature: Signature, reading: Reading, _: int | 
     table, files = _table(folder)
     if not table.num_rows:
         raise DataError(f"{str(folder)!r} holds no samples", hint="Save another split")
-    part = _part(table, signature, reading, folder.name)
+    part = of_table(table, signature, reading, folder.name)
+    return (replace(part, notes=(*notes, *part.notes), files=files),)
+
+
+def of_table(table: Any, signature: Signature, reading: Reading, source: str) -> Part:
+    """Return a table as a part; see `from_dataset`.
+
+    Args:
+        table: a pyarrow table.
+        signature: the model's inputs.
+        reading: the user's settings.
+        source: name of the data in messages.
+
+    Raises:
+        DataError: no column feeds the model.
+        MissingExtraError: a package for a column is not installed.
+    """
     labels = None if any(entry.name in LABELS for entry in signature) else _labels(table)
-    return (Part(source=part.source, arrays=part.arrays, notes=(*notes, *part.notes), labels=labels, files=files),)
+    return replace(_part(table, signature, reading, source), labels=labels)
 
 
 def _labels(table: Any) -> Labels | None:
     """Return the column of integer labels; None if there is none."""
     name = next((name for name in LABELS if name in table.column_names), None)
     column = None if name is None else table.column(name)
-    if column is None or column.null_count or not _arrow().types.is_integer(_plain(column.type)):
+    if column is None or column.null_count or not library().types.is_integer(_plain(column.type)):
         return None
     with readable(name):
         return Labels(values=np.asarray(column.to_numpy()))
 
 
 def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Part:
-    arrow = _arrow()
+    arrow = library()
     kinds = {name: _plain(table.schema.field(name).type) for name in table.column_names}
     pictures = [name for name, kind in kinds.items() if _is_picture(kind)]
     if len(pictures) == 1 and len(signature) == 1 and signature[0].name not in kinds:
@@ -118,7 +135,7 @@ def _lengths(numeric: dict[str, Any], ragged: Numbers, signature: Signature, sou
 
 def _strings(kinds: Mapping[str, Any]) -> list[str]:
     """Return the names of text columns."""
-    types = _arrow().types
+    types = library().types
     return [name for name, kind in kinds.items() if types.is_string(kind) or types.is_large_string(kind)]
 
 
@@ -144,8 +161,13 @@ def _texts(table: Any, kinds: Mapping[str, Any], signature: Signature, reading: 
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def _arrow() -> Any:
-    return extra("pyarrow", "datasets", "saved data sets need pyarrow")
+def library() -> Any:
+    """Return pyarrow.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    return extra("pyarrow", "datasets", "saved data sets and tables need pyarrow")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -179,7 +201,7 @@ def _table(folder: Path) -> tuple[Any, tuple[SteadyFile, ...]]:
     Raises:
         DataError: a file is missing, broken or outside the folder, or a file of indices reorders the rows.
     """
-    arrow, state = _arrow(), _json(folder / STATE)
+    arrow, state = library(), _json(folder / STATE)
     files = state.get("_data_files")
     names = [str(f.get("filename")) for f in files if isinstance(f, dict)] if isinstance(files, list) else []
     if files == []:
@@ -205,19 +227,19 @@ def _table(folder: Path) -> tuple[Any, tuple[SteadyFile, ...]]:
 
 def _plain(kind: Any) -> Any:
     """Return the storage type of an extension type; other types unchanged."""
-    return kind.storage_type if isinstance(kind, _arrow().BaseExtensionType) else kind
+    return kind.storage_type if isinstance(kind, library().BaseExtensionType) else kind
 
 
 def _leaf(kind: Any) -> tuple[int, Any]:
     """Return the depth of nested lists and the type of their values."""
-    types, depth, kind = _arrow().types, 0, _plain(kind)
+    types, depth, kind = library().types, 0, _plain(kind)
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         depth, kind = depth + 1, _plain(kind.value_type)
     return depth, kind
 
 
 def _is_picture(kind: Any) -> bool:
-    types = _arrow().types
+    types = library().types
     return bool(types.is_struct(kind)) and {kind.field(i).name for i in range(kind.num_fields)} == {"bytes", "path"}
 
 
@@ -247,7 +269,7 @@ class Numbers(Column):
         inner: tuple[int, ...] = ()
         if depth:
             inner = (self.length,) if self.ragged else self._inner(depth)
-        dtype = _arrow().array([], leaf).to_numpy(zero_copy_only=False).dtype  # its other ways may need pandas
+        dtype = library().array([], leaf).to_numpy(zero_copy_only=False).dtype  # its other ways may need pandas
         # Python's floats are saved as float64, and `datasets` returns them as float32, too.
         self.rounded = dtype == np.float64 and entry is not None and entry.dtype == np.float32
         super().__init__((len(column), *inner), np.dtype(np.float32) if self.rounded else dtype)
@@ -283,8 +305,8 @@ class Numbers(Column):
         return _sizes(self._taken(numbers))
 
     def _taken(self, numbers: Ints) -> Any:
-        taken = self.column.take(_arrow().array(numbers)).combine_chunks()
-        return taken.storage if isinstance(taken, _arrow().ExtensionArray) else taken
+        taken = self.column.take(library().array(numbers)).combine_chunks()
+        return taken.storage if isinstance(taken, library().ExtensionArray) else taken
 
 
 class Lengths(Column):

@@ -26,6 +26,7 @@ from onnxgrail.machine.extras import extra
 
 PROBE = 2**14  # bytes from which the bytes per token are estimated
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
+NAME, OTHERS = "tokenizer.json", (".model", ".txt", ".vocab")  # of this library, and suffixes of other ones
 WHERE = "tokenizer.json beside the model it was trained with"
 
 Take = Callable[[int], str]
@@ -97,10 +98,13 @@ class Tokens:
         if reading.tokenizer is None:
             raise DataError(f"{source}: text needs a tokenizer", hint=f"Give --tokenizer FILE ({WHERE})")
         library = extra("tokenizers", "text", "text needs tokenizers")
-        if not reading.tokenizer.is_file():
-            raise DataError(f"no tokenizer at {str(reading.tokenizer)!r}", hint=f"Give a {WHERE}")
-        with readable(reading.tokenizer):
-            tokenizer = library.Tokenizer.from_file(str(reading.tokenizer))
+        file = reading.tokenizer / NAME if reading.tokenizer.is_dir() else reading.tokenizer
+        if not file.is_file():
+            raise DataError(f"no tokenizer at {str(file)!r}", hint=f"Give a {WHERE}")
+        if file.suffix.lower() in OTHERS:
+            raise DataError(f"{str(file)!r} is no tokenizer of the library tokenizers", hint=f"Give a {WHERE}")
+        with readable(file):
+            tokenizer = library.Tokenizer.from_file(str(file))
         size = ids.shape[1] if ids.shape else None
         tables = [e.rows for e in signature if role_of(e) == "positions" and e.rows]
         wanted = min([reading.sequence_length or LENGTH, *tables])

@@ -1,0 +1,73 @@
+"""Tables in one file: lines of JSON and Parquet, with the columns that saved data sets may have."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from onnxgrail.errors import DataError
+from tests.reading import read
+from tests.unit import samples
+from tests.unit.test_kinds import BERT, LM, batch
+
+ROWS = [{"input_ids": [1, 2, 3], "labels": 0}, {"input_ids": [4], "labels": 1}]
+
+
+def write(path, rows):
+    """Write rows in the format that the suffix names."""
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_rows_of_token_ids(tmp_path, suffix):
+    file = write(tmp_path / f"d.{suffix}", ROWS)
+    batches = read(file, BERT)
+    made = next(iter(batches))
+    np.testing.assert_array_equal(made["input_ids"], [[1, 2, 3], [4, 0, 0]])
+    np.testing.assert_array_equal(made["attention_mask"], [[1, 1, 1], [1, 0, 0]])
+    (fed,) = batches.labelled()
+    np.testing.assert_array_equal(fed[1].values, [0, 1])
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_texts_with_the_tokenizer_of_a_folder(tmp_path, suffix):
+    file = write(tmp_path / f"d.{suffix}", [{"text": "w0 w1", "source": "a"}, {"text": "w2", "source": "b"}])
+    samples.tokenizer(tmp_path / "tokenizer.json")
+    np.testing.assert_array_equal(batch(file, BERT, tokenizer=tmp_path)["input_ids"], [[2, 3], [4, 0]])
+    with pytest.raises(DataError, match=r"'text' need a tokenizer"):
+        read(file, BERT)
+    with pytest.raises(DataError, match="the model has no attention mask"):
+        batch(file, LM, tokenizer=tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+    with pytest.raises(DataError, match=r"vocab.txt' is no tokenizer .* Give a tokenizer.json"):
+        batch(file, BERT, tokenizer=tmp_path / "vocab.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("d.jsonl", b'{"input_ids": [1, 2]}\n{"input_ids": "x"}\n', "cannot read .*d.jsonl"),
+        ("d.jsonl", b"[1, 2]\n", "cannot read .*d.jsonl"),
+        ("d.jsonl", b"", "cannot read .*d.jsonl"),
+        ("d.parquet", b"PAR1 is how it begins", "cannot read .*d.parquet"),
+    ],
+)
+def test_broken_tables(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name, BERT)
+
+
+def test_a_table_without_rows(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"input_ids": arrow.array([], arrow.list_(arrow.int64()))})
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "d.parquet")
+    with pytest.raises(DataError, match="holds no samples"):
+        read(tmp_path / "d.parquet", BERT)
