@@ -11,7 +11,7 @@ from onnxgrail.recipe.table import GROUPS, OPTIONS
 
 OTHER, MACHINE = "Options", "Machine"
 JOINS = {"pattern": "|", "words": ","}  # what stands between several values of an option, by kind
-ONCE = ("data", "held_out")  # further options of which no value may get lost; of others, the last one counts
+ONCE = ("data",)  # further options of which no value may get lost; of others, the last one counts
 
 
 def group_of(parameter: click.Parameter) -> str:

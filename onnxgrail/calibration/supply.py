@@ -53,6 +53,7 @@ def reading_for(recipe: Recipe) -> Reading:
         sequence_length=recipe.sequence_length,
         image_mean=recipe.image_mean,
         image_std=recipe.image_std,
+        image_form=recipe.image_form,
         input_shapes=recipe.input_shapes,
     )
 

@@ -46,7 +46,8 @@ def apply(
         Result: the compressed model and its report.
 
     Raises:
-        UsageError: a key of the recipe is unknown, a value is impossible, or the recipe names a file that it may not.
+        UsageError: a key of the recipe is unknown, a value is impossible, the recipe names a file that it may not, or
+            its run had data and there are none now.
         OnnxGrailError: all errors of `compress`.
     """
     if isinstance(recipe, Recipe):  # made by the calling program, so it is trusted
@@ -67,7 +68,7 @@ def apply(
     return compress(
         model,
         output,
-        data=data if data is not None else found.place("data"),
+        data=found.data(data),
         held_out=held_out if held_out is not None else found.place("held_out"),
         **choices,
     )

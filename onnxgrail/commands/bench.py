@@ -94,6 +94,7 @@ def bench(
     sequence_length: int | None = None,
     image_mean: Numbers = None,
     image_std: Numbers = None,
+    image_form: Sequence[str] = (),
     providers: Sequence[str] = CPU,
     custom_ops: Libraries = (),
     progress: Progress = silent,
@@ -113,6 +114,7 @@ def bench(
         sequence_length: maximum number of tokens per sample, for text.
         image_mean: subtracted from the pixels of images, in 0..1, one number or one per channel.
         image_std: divisor of the pixels after that.
+        image_form: `bgr`, and `pad` or `stretch` instead of cropping images.
         providers: ONNX Runtime execution providers.
         custom_ops: as for `compress`.
         progress: called per batch size.
@@ -133,6 +135,7 @@ def bench(
         sequence_length=sequence_length,
         image_mean=image_mean,
         image_std=image_std,
+        image_form=image_form,
         input_shapes=input_shapes,
     )
     fixed = fixed_batch(signature) if data is None else None  # given data have the size that the model takes

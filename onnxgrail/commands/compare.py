@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.calibration.feeds.reading import Numbers, Sampling, reading_of
@@ -18,10 +20,11 @@ from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.calibration.runtime.latency import single, times_of
 from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.calibration.supply import given, ran
+from onnxgrail.errors import ModelError
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.mapped import check_unchanged, unchanged
 from onnxgrail.graph.io.model_file import HEAVY
-from onnxgrail.graph.rewrite.interface import between, fit
+from onnxgrail.graph.rewrite.interface import Port, between, fit
 from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.comparison import Comparison, gates, weigh
@@ -42,6 +45,7 @@ def compare(
     sequence_length: int | None = None,
     image_mean: Numbers = None,
     image_std: Numbers = None,
+    image_form: Sequence[str] = (),
     providers: Sequence[str] = ("CPUExecutionProvider",),
     min_cosine: float | None = None,
     max_nmse: float | None = None,
@@ -66,6 +70,7 @@ def compare(
         sequence_length: maximum number of tokens per sample, for text.
         image_mean: subtracted from the pixels of images, in 0..1, one number or one per channel.
         image_std: divisor of the pixels after that.
+        image_form: `bgr`, and `pad` or `stretch` instead of cropping images.
         providers: ONNX Runtime execution providers.
         min_cosine: gate on the mean cosine of every floating-point output.
         max_nmse: gate on the normalized squared error of every floating-point output.
@@ -87,10 +92,12 @@ def compare(
         sequence_length=sequence_length,
         image_mean=image_mean,
         image_std=image_std,
+        image_form=image_form,
         input_shapes=input_shapes,
     )
     sampling = Sampling(samples=samples, batch_size=batch_size, seed=seed)
     ports = between(first, second)
+    _check_sizes(first, second, ports)
     heavy = max(model_file.weight_bytes(model) for model in (first, second)) > HEAVY
     setup = Setup.as_is(providers) if heavy else Setup(providers=providers)
     sources = runnable(first, paths[0]), runnable(second, paths[1])
@@ -111,3 +118,21 @@ def compare(
             calibration=calibration_entry(batches),
             gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
         )
+
+
+def _check_sizes(first: ir.Model, second: ir.Model, ports: Sequence[Port]) -> None:
+    """Check that no input has other sizes in one model than in the other, but for what onnxgrail has narrowed.
+
+    Raises:
+        ModelError: one has, so that the same data cannot feed both.
+    """
+    cut = {(port.name, port.axis) for port in ports}
+    others = {entry.name: entry for entry in signature_of(second)}
+    for entry in signature_of(first):
+        other = others.get(entry.name)
+        if entry.shape is None or other is None or other.shape is None or len(entry.shape) != len(other.shape):
+            continue
+        pairs = enumerate(zip(entry.shape, other.shape, strict=True))
+        odd = [axis for axis, (a, b) in pairs if isinstance(a, int) and isinstance(b, int) and a != b]
+        if any((entry.name, axis) not in cut for axis in odd):
+            raise ModelError(f"the models take inputs of other sizes: A {entry}, B {other}")

@@ -17,7 +17,14 @@ from onnxgrail.recipe.choices import Choices, Options
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.result import FolderResult
 
-READING = ("tokenizer", "sequence_length", "image_mean", "image_std", "input_shapes")  # what ready feeds do not need
+READING = (
+    "tokenizer",
+    "sequence_length",
+    "image_mean",
+    "image_std",
+    "image_form",
+    "input_shapes",
+)  # what ready feeds do not need
 SINGLE = ("report", "resume", "save_recipe", "save_stats", "stats")
 
 

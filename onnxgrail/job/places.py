@@ -123,7 +123,11 @@ class Places:
 
         Raises:
             OutputError: a file exists and may not be replaced, or cannot be written.
+            UsageError: the model would have the name of something else.
         """
+        models = [read.path.suffix.lower() for read in self.read if read.what == "the input"]
+        if self.output is not None and self.output.suffix.lower() not in models:
+            _check_name(self.output)
         for option, path in self.files():
             check_output(path, force=self.force or owned(path), what="output" if path == self.output else option)
 
@@ -175,20 +179,24 @@ def target_of(model: Any, output: Place | None, default: Callable[[Path], Path] 
 
     Raises:
         ModelError: the model is a file that cannot be read.
-        UsageError: the output has the name of something else, such as data, which `force` would replace.
     """
     source = path_of(model)
     if source is not None:
         check_input(source)
-    if output is None:
-        return None if source is None else default(source)
-    target = Path(output)
+    return Path(output) if output is not None else None if source is None else default(source)
+
+
+def _check_name(target: Path) -> None:
+    """Check that a model does not get the name of something else, such as data, which `force` would replace.
+
+    Raises:
+        UsageError: it does.
+    """
     option = MEANT.get(target.suffix.lower(), "--ratio" if AMOUNT.fullmatch(target.name) else "")
     if option:
         raise UsageError(
             f"the output {str(target)!r} has no name of a model", hint=f"Did you mean {option} {target}? Or add .onnx"
         )
-    return target
 
 
 def weights_of(target: Path | None, apart: bool) -> str:

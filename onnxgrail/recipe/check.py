@@ -19,6 +19,11 @@ from onnxgrail.recipe.table.option import SHARE, Option, spelled
 
 REGISTRIES: Mapping[str, Collection[str]] = {"selector": SELECTORS, "reducer": REDUCERS, "compensate": COMPENSATORS}
 """Allowed words that plug-ins and other programs can add to."""
+ELSEWHERE = {
+    "device": "Give providers=('CUDAExecutionProvider',) for a GPU",
+    "recipe": "Call onnxgrail.apply(recipe, model, output)",
+}
+"""Hints for words of the command line that are no keywords."""
 DEFAULTS = Recipe()
 
 
@@ -31,6 +36,8 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
     for name in choices:
         if name not in FIELDS:
             keywords.check_gone(name, f"there is no option {name!r} any more")
+            if name in ELSEWHERE:
+                raise UsageError(f"there is no option {name!r} in Python", hint=ELSEWHERE[name])
             hint = f"{meant(name, FIELDS, 0.5)} Known options: {', '.join(sorted(FIELDS))}".lstrip()
             raise UsageError(f"there is no option {name!r}", hint=hint)
     read = {name: keywords.read(name, value) for name, value in choices.items() if value is not None}

@@ -29,6 +29,7 @@ class DataChoices(TypedDict, total=False):
     sequence_length: int | None
     image_mean: Numbers | None
     image_std: Numbers | None
+    image_form: str | Sequence[str] | None
 
 
 class RefineChoices(DataChoices, total=False):

@@ -87,6 +87,16 @@ def text(value: Any) -> str:
     return value
 
 
+def pattern(value: Any) -> str:
+    """Read a regular expression, or a list of them, of which one has to match."""
+    if isinstance(value, str):
+        return value
+    try:
+        return "|".join(f"(?:{part})" for part in names(value))
+    except _OddError:
+        raise _OddError("text, or a list of texts") from None
+
+
 def amount(value: Any) -> str:
     """Read an amount, text or a number, as text."""
     if isinstance(value, str):
@@ -182,7 +192,7 @@ _KINDS: dict[Kind, Reader] = {
     "numbers": several,
     "path": place,
     "paths": places,
-    "pattern": text,
+    "pattern": pattern,
     "portion": portion,
     "share": portion,
     "report": places,

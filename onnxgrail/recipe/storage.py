@@ -33,6 +33,7 @@ LARGEST = 2**20  # maximum size in bytes; YAML is parsed at a megabyte per secon
 
 KEY = "onnxgrail.recipe"  # metadata key: a list of the runs that made the model, in order
 AUTO = "auto"  # how a run requests held-out samples by default
+WITHOUT = "without_data"  # key: the run had data that the file does not name
 BESIDE = ("data", "held_out", "output", "onnxgrail")  # keys that a recipe file may have besides the choices
 SYNONYMS = {word.strip("-"): name for name, row in OPTIONS.items() for word in row.also if word.startswith("--")}
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -41,11 +42,12 @@ KINDS = "Give a file of --save-recipe, a JSON report, or a model that onnxgrail 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """The content of a recipe: choices for `compress`, and unchecked paths as text."""
+    """The content of a recipe: choices for `compress`, unchecked paths as text, and True if it leaves out its data."""
 
     origin: Origin
     choices: Mapping[str, Any]
     named: Mapping[str, str]
+    without: bool = False
 
     def place(self, name: str) -> str | None:
         """Return the data, the held-out data (or their number) or another file; None if the recipe names none.
@@ -60,6 +62,18 @@ class Saved:
         if text is None or (name == "held_out" and _count(text)):
             return text
         return trust.place(self.origin, name, text)
+
+    def data(self, given: Any) -> Any:
+        """Return the data of a call, or those that the recipe names, or None for random inputs.
+
+        Raises:
+            UsageError: a recipe may not name these, or the run had data and there are none now.
+        """
+        found = self.place("data") if given is None else given
+        if found is None and self.without:
+            what = f"{self.origin.label} is of a run with data, which it does not name"
+            raise UsageError(what, hint=f"Give {trust.INSTEAD['data']}; random inputs would give another model")
+        return found
 
     def check_output(self) -> None:
         """Refuse a recipe that names an output file.
@@ -150,7 +164,8 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) 
         places[name], reason = (str(held_out), "") if _count(given[name]) else trust.relative(given[name], path.parent)
         if reason:
             why[name] = f"the {trust.WORDS[name]}, which {reason}: give {trust.INSTEAD[name]} to `onnxgrail apply`"
-    content = {"onnxgrail": metadata.version("onnxgrail"), **plain(dataclasses.asdict(recipe)), **places}
+    left = {WITHOUT: True} if "data" in why else {}
+    content = {"onnxgrail": metadata.version("onnxgrail"), **plain(dataclasses.asdict(recipe)), **places, **left}
     if path.suffix.lower() == ".json":
         write_text(path, json.dumps(content, indent=1) + "\n")
     else:
@@ -230,10 +245,13 @@ def _of_model(path: Path) -> Saved:
 def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:
     choices: dict[str, Any] = {}
     named: dict[str, str] = {}
+    without = False
     for key, value in content.items():
         name = str(key).replace("-", "_")
         name = SYNONYMS.get(name, name)
-        if name in BESIDE or name in PLACES:
+        if name == WITHOUT:
+            without = keywords.read_as(keywords.flag, name, value, origin.label)
+        elif name in BESIDE or name in PLACES:
             named |= _place(name, value, origin.label)
         elif name in FIELDS or name in trust.COMMAND_ONLY:
             trust.check_choice(origin, name, value)
@@ -241,7 +259,7 @@ def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:
         else:
             keywords.check_gone(name, f"{origin.label}: there is no key {str(key)!r} any more")
             raise UsageError(f"{origin.label}: there is no key {str(key)!r}", hint=nearest(name))
-    return Saved(origin=origin, choices=choices, named=named)
+    return Saved(origin=origin, choices=choices, named=named, without=without)
 
 
 def _place(name: str, value: Any, label: str) -> dict[str, str]:

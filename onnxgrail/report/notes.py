@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -23,6 +24,7 @@ from onnxgrail.graph.notes import note_bytes
 from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
+from onnxgrail.recipe.selection import named
 
 LITTLE = 0.01  # share of what a search minimizes, below which it has saved next to nothing
 NOTED = 2**10  # bytes of notes from which a report tells that they are gone
@@ -69,6 +71,8 @@ def notes_of(
         _unjudged(recipe, decision.allocation.found),
         _missed(budget),
         _early(recipe),
+        *idle(recipe),
+        _unmatched(prepared, recipe),
         _shed(prepared, recipe, slim),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
         _drawn(prepared.model),
@@ -120,6 +124,34 @@ def _more(found: Found | None) -> str:
     if then < MUCH * now or f"{then:.0%}" == f"{now:.0%}":
         return ""
     return f"--max-loss {100 * found.next_limit:.3g}% would save about {then:.0%} of {found.minimize}, not {now:.0%}"
+
+
+def idle(recipe: Recipe) -> list[str]:
+    """Return notes on choices without an effect, because they need another one."""
+    usual = Recipe()
+    rounds = recipe.quantize in WEIGHTS or recipe.chooses_bits or recipe.bits is not None
+    needs = {
+        "--quantize int4 or int8-weights": () if rounds else ("block_size", "symmetric", "accuracy_level"),
+        "--quantize": () if rounds or recipe.quantize == "int8" else ("qdq",),
+        "--max-loss": ("minimize",) if recipe.max_loss is None else (),
+        "--max-loss or --refine": ("budget_seconds",) if recipe.max_loss is None and not recipe.refine else (),
+    }
+    found = []
+    for other, names in needs.items():
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(recipe, name) != getattr(usual, name)]
+        if given:
+            found.append(f"{', '.join(given)} {'does' if len(given) == 1 else 'do'} nothing without {other}")
+    return found
+
+
+def _unmatched(prepared: Prepared, recipe: Recipe) -> str:
+    """Return a note on an expression that excludes nothing, such as one with a typing error."""
+    blocks = prepared.survey.blocks
+    if recipe.exclude is None or not blocks:
+        return ""
+    wanted = named(replace(recipe, include=None))
+    every = all(wanted((block.name, *block.nodes)) for block in blocks)
+    return f"--exclude {recipe.exclude!r} matches no block and none of its nodes; `inspect` names them" if every else ""
 
 
 def _ended(recipe: Recipe, found: Found | None) -> str:

@@ -27,7 +27,7 @@ RECIPES = {
     "words": {"include": "a b|c$", "exclude": "'", "selector": "obs", "reducer": "fold", "compensate": "none"},
     "numbers": {"samples": 7, "batch_size": 3, "seed": 5, "round_to": 1, "min_cosine": 0.95, "budget_seconds": 12.5},
     "methods": {"method": ("grail", "grasp"), "grasp_layers": "2", "grasp_whiten": True},
-    "images": {"image_mean": (0.5, 0.25, 0.125), "image_std": (0.5,)},
+    "images": {"image_mean": (0.5, 0.25, 0.125), "image_std": (0.5,), "image_form": ("bgr", "pad")},
     "shapes": {"input_shapes": {"x:0": (1, 3, 8), "y": (2,)}, "cache_budget": "2G", "ratio": 0.3, "allocate": "global"},
 }
 

@@ -202,7 +202,7 @@ def test_every_choice_comes_back(tmp_path: Path) -> None:
         "target_macs": "60%", "blocks": ("mlp",), "include": "a.*", "samples": 7, "fit": (), "ridge": 1e-05,
         "norms": "all", "refine": ("laco", "distill"), "method": ("grail", "grasp"), "grasp_layers": "2",
         "budget_seconds": 3.5, "closed_loop": False, "input_shapes": {"x:0": (1, 3)}, "min_cosine": 0.5,
-        "image_mean": (0.5, 1.0, 0.0), "image_std": (0.25,), "sequence_length": 9,
+        "image_mean": (0.5, 1.0, 0.0), "image_std": (0.25,), "image_form": ("pad",), "sequence_length": 9,
     }  # fmt: skip
     recipe = recipe_of(chosen)
     for name in ("r.yaml", "r.json"):

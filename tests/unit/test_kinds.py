@@ -95,6 +95,30 @@ def test_images_are_scaled_cut_and_normalised(tmp_path):
     assert not np.allclose(made[0, 1], made[0, 0])
 
 
+def test_images_are_padded_stretched_and_turned_to_bgr(tmp_path):
+    # A field twice as wide as high: red on the left, blue on the right.
+    fields = np.zeros((16, 32, 3), np.uint8)
+    fields[:, :16, 0] = fields[:, 16:, 2] = 255
+    Image.fromarray(fields).save(tmp_path / "a.png")
+    byte = picture(("n", 3, 8, 8), U8)
+    padded = batch(tmp_path, byte, image_form=("pad",))["x"][0]
+    np.testing.assert_array_equal(padded[:, :2], np.full((3, 2, 8), 114))
+    np.testing.assert_array_equal(padded[:, 6:], np.full((3, 2, 8), 114))
+    np.testing.assert_array_equal(padded[:, 2:6, 0], np.broadcast_to([[255], [0], [0]], (3, 4)))
+    np.testing.assert_array_equal(padded[:, 2:6, 7], np.broadcast_to([[0], [0], [255]], (3, 4)))
+    stretched = batch(tmp_path, byte, image_form=("stretch",))["x"][0]
+    np.testing.assert_array_equal(stretched[:, :, 0], np.broadcast_to([[255], [0], [0]], (3, 8)))
+    np.testing.assert_array_equal(stretched[:, :, 7], np.broadcast_to([[0], [0], [255]], (3, 8)))
+    turned = batch(tmp_path, byte, image_form=("bgr", "pad"))["x"][0]
+    np.testing.assert_array_equal(turned, padded[::-1])
+    scales = {"image_mean": (0.0, 0.0, 1.0), "image_form": ("bgr", "stretch")}
+    np.testing.assert_allclose(batch(tmp_path, NCHW, **scales)["x"][0, :, 0, 0], (0, 0, 0))  # of channels as they come
+    tall = np.zeros((30, 2, 3), np.uint8)
+    Image.fromarray(tall).save(tmp_path / "a.png")
+    narrow = batch(tmp_path, byte, image_form=("pad",))["x"][0]
+    assert (narrow == 0).all(axis=(0, 1)).sum() == 1  # a column at least
+
+
 def test_images_are_found_in_classes_and_decoded_per_batch(tmp_path, monkeypatch):
     samples.images(tmp_path / "b", 3)
     samples.images(tmp_path / "a", 3)
@@ -117,6 +141,8 @@ def test_images_are_found_in_classes_and_decoded_per_batch(tmp_path, monkeypatch
         (BERT, {}, "images feed one input, the model takes 2: input_ids int64.batch, sequence.; attention_mask"),
         (NCHW, {"image_mean": (0.1, 0.2)}, "--image-mean has 2 numbers"),
         (picture(("n", 3, 8, 8), U8), {"image_std": (2.0,)}, "do nothing for an input of uint8"),
+        (NCHW, {"image_form": ("pad", "stretch")}, "cannot be both pad and stretch"),
+        (picture(("n", 1, 8, 8)), {"image_form": ("bgr",)}, "bgr does nothing for images of one channel"),
         (NCHW, {"tokenizer": "t.json"}, "--tokenizer does nothing for a folder of images"),
     ],
 )

@@ -49,9 +49,9 @@ def asked_for(held_out: Any) -> tuple[int | None, Source | None]:
     if text == "none":
         return 0, None
     count = held_out if text is None else whole(text)
-    if not isinstance(count, int):
+    if not isinstance(count, int | float):
         return 0, held_out
-    if isinstance(count, bool) or count < 0:
+    if isinstance(count, bool | float) or count < 0:
         raise UsageError(f"--held-out must be a number of samples, 0 or more, or data, got {held_out!r}")
     return count, None
 

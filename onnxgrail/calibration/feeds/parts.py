@@ -18,6 +18,8 @@ from onnxgrail.core import Array, Ints, Labels
 from onnxgrail.errors import DataError, OnnxGrailError
 from onnxgrail.machine.files.unchanged import SteadyFile
 
+NUMPY = (".npy", ".npz")
+
 
 class Column(ABC):
     """Samples of one input that are computed row by row, so that only one batch is in memory at a time.
@@ -91,6 +93,13 @@ def natural(path: Path) -> list[tuple[int, str]]:
     return [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", path.name)]
 
 
+def _is_numpy(path: Path) -> bool:
+    """Return True if a file begins as those of numpy do, pickles included."""
+    with path.open("rb") as file:
+        head = file.read(2)
+    return head in (b"PK", b"\x93N") or head[:1] == b"\x80"
+
+
 @contextlib.contextmanager
 def readable(path: object) -> Iterator[None]:
     """Turn exceptions of numpy, zipfile, protobuf and optional libraries on a broken file into a `DataError`.
@@ -105,6 +114,10 @@ def readable(path: object) -> Iterator[None]:
     except OnnxGrailError:
         raise
     except ValueError as error:
+        if isinstance(path, Path) and path.suffix.lower() in NUMPY and not _is_numpy(path):
+            raise DataError(
+                f"{str(path)!r} is no NumPy file", hint="Write it with numpy.save or numpy.savez"
+            ) from error
         if any(word in str(error).lower() for word in ("pickle", "python objects")):
             hint = "Save plain arrays; pickled objects are never loaded"
             raise DataError(f"{str(path)!r} holds pickled objects", hint=hint) from error

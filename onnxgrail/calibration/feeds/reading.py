@@ -44,6 +44,7 @@ class Reading:
         sequence_length: maximum number of tokens per sample, for text.
         image_mean: subtracted from pixels in 0..1, one number or one per channel.
         image_std: divisor after that, one number or one per channel.
+        image_form: `bgr`, and `pad` or `stretch` instead of cropping.
         shapes: sizes for inputs that leave them open; only images need them.
     """
 
@@ -51,6 +52,7 @@ class Reading:
     sequence_length: int | None = None
     image_mean: tuple[float, ...] | None = None
     image_std: tuple[float, ...] | None = None
+    image_form: tuple[str, ...] | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,6 +63,8 @@ class Reading:
         """
         if self.sequence_length is not None and not 1 <= self.sequence_length <= LONGEST:
             raise UsageError(f"sequence_length must be from 1 to {LONGEST}, got {self.sequence_length}")
+        if self.image_form is not None and {"pad", "stretch"} <= set(self.image_form):
+            raise UsageError("image_form cannot be both pad and stretch", hint="Choose one of them")
         for name in ("image_mean", "image_std"):
             numbers = getattr(self, name)
             if numbers is not None and not numbers:
@@ -92,6 +96,7 @@ def reading_of(
     sequence_length: int | None,
     image_mean: Numbers,
     image_std: Numbers,
+    image_form: Sequence[str],
     input_shapes: Mapping[str, tuple[int, ...]] | None,
 ) -> Reading:
     """Return the settings as a `Reading`, from values as users write them."""
@@ -100,6 +105,7 @@ def reading_of(
         sequence_length=sequence_length,
         image_mean=numbers(image_mean),
         image_std=numbers(image_std),
+        image_form=tuple(image_form) or None,
         shapes=input_shapes or {},
     )
 

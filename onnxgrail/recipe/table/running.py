@@ -70,6 +70,14 @@ DATA = (
         commands=READING,
     ),
     Option("image_std", NUMBERS, "For images: divisor after that.", metavar="S[,S,S]", otherwise="1", commands=READING),
+    Option(
+        "image_form",
+        Value(kind="words", words=("bgr", "pad", "stretch"), empty="rgb"),
+        "For images: bgr, channels in the order of OpenCV; pad, scaled to fit, with gray around (letterbox), or stretch, "
+        "instead of cropped.",
+        metavar="bgr,pad",
+        commands=READING,
+    ),
     Option("save_stats", PATH, "Store the statistics of the original model in a file.", metavar="FILE.npz"),
     Option(
         "stats",

@@ -71,6 +71,8 @@ def _unknown(place: Path) -> DataError:
     if place.suffix.lower() == ".py":
         wanted = f"Write {text}:function, which returns an iterable of dicts"
         return DataError(f"{text!r} names no function", hint=wanted)
+    if (beside := _name(place.parent)) is not None:
+        hint = f"Give the folder: {str(place.parent)!r} is {beside}"
     return DataError(
         f"calibration data {text!r}: the kind {place.suffix or 'without suffix'!r} is not known", hint=hint
     )

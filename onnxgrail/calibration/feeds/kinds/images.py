@@ -1,4 +1,4 @@
-"""Readers of folders of images: decoded, scaled and cropped batch by batch."""
+"""Readers of folders of images: decoded, scaled, and cropped or padded, batch by batch."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ MODES = {1: "L", 3: "RGB"}
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 # Excludes formats that run other programs (EPS) and rare formats.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+GRAY = 114  # of padding, as YOLO models are trained
 IMAGENET = "0.485,0.456,0.406 and 0.229,0.224,0.225"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """The form of decoded images: sizes, position of the channel axis, and scaling of values."""
+    """The form of decoded images: sizes, position of the channel axis, scaling of values, and words for the rest."""
 
     height: int
     width: int
@@ -41,6 +42,7 @@ class Layout:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     dtype: np.dtype[Any]
+    form: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -137,6 +139,9 @@ def _layout(entry: Input, reading: Reading, source: str) -> tuple[Layout, tuple[
     if not isinstance(channels, int):
         channels = 3
         notes.append(f"{source}: the model does not say how many channels images have, taken 3, first")
+    form = reading.image_form or ()
+    if "bgr" in form and channels == 1:
+        raise UsageError("--image-form bgr does nothing for images of one channel", hint="Leave it out")
     if not (isinstance(height, int) and isinstance(width, int)):
         height, width = (size if isinstance(size, int) else SIZE for size in (height, width))
         notes.append(f"{source}: images are cut to {height} x {width}; --input-shapes sets another size")
@@ -154,10 +159,8 @@ def _layout(entry: Input, reading: Reading, source: str) -> tuple[Layout, tuple[
     for name, numbers in (("--image-mean", mean), ("--image-std", std)):
         if len(numbers) not in (1, channels):
             raise UsageError(f"{name} has {len(numbers)} numbers, images of this model have {channels} channels")
-    return (
-        Layout(height=height, width=width, channels=channels, last=last, mean=mean, std=std, dtype=entry.dtype),
-        tuple(notes),
-    )
+    sizes = {"height": height, "width": width, "channels": channels}
+    return Layout(**sizes, last=last, mean=mean, std=std, dtype=entry.dtype, form=form), tuple(notes)
 
 
 class Images(Column):
@@ -185,7 +188,9 @@ class Images(Column):
 
 
 def _pixels(file: Path | bytes, layout: Layout) -> Array:
-    """Return an image as bytes (height, width, channels): scaled to cover the target size, then center-cropped.
+    """Return an image as bytes (height, width, channels): scaled to cover the target size and center-cropped.
+
+    With `pad` in the form, it is scaled to fit and centered on gray; with `stretch`, it is scaled to the target size.
 
     Raises:
         DataError: it has more than eight bits per channel.
@@ -198,15 +203,25 @@ def _pixels(file: Path | bytes, layout: Layout) -> Array:
             if image.mode.startswith(("I", "F")):
                 raise DataError(f"{str(file)!r} has more than 8 bits per channel", hint="Convert it to 8 bits")
             plain = _upright(image).convert(MODES[layout.channels])
-    scale = max(layout.height / plain.height, layout.width / plain.width)
-    height, width = (
-        max(want, round(scale * size)) for want, size in ((layout.height, plain.height), (layout.width, plain.width))
-    )
+    height, width = _scaled(plain.height, plain.width, layout)
     if (height, width) != (plain.height, plain.width):
         plain = plain.resize((width, height), library_.Resampling.BILINEAR)
-    top, left = (height - layout.height) // 2, (width - layout.width) // 2
-    cut = plain.crop((left, top, left + layout.width, top + layout.height))
-    return np.asarray(cut, np.uint8).reshape(layout.height, layout.width, layout.channels)
+    top, left = (height - layout.height) // 2, (width - layout.width) // 2  # negative where gray is added
+    whole = library_.new(plain.mode, (layout.width, layout.height), (GRAY,) * layout.channels)
+    whole.paste(plain, (-left, -top))
+    pixels = np.asarray(whole, np.uint8).reshape(layout.height, layout.width, layout.channels)
+    return pixels[..., ::-1] if "bgr" in layout.form else pixels
+
+
+def _scaled(height: int, width: int, layout: Layout) -> tuple[int, int]:
+    """Return the size to which an image of some height and width is scaled."""
+    if "stretch" in layout.form:
+        return layout.height, layout.width
+    scales = layout.height / height, layout.width / width
+    if "pad" in layout.form:
+        scale = min(scales)
+        return min(layout.height, max(1, round(scale * height))), min(layout.width, max(1, round(scale * width)))
+    return max(layout.height, round(max(scales) * height)), max(layout.width, round(max(scales) * width))
 
 
 def _upright(image: Any) -> Any:

@@ -11,7 +11,7 @@ from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.calibration.feeds.signature import Signature
 
 Reader = Callable[[Path, Signature, Reading, int | None], tuple[Part, ...]]
-SCALE = frozenset({"image_mean", "image_std"})
+SCALE = frozenset({"image_mean", "image_std", "image_form"})
 TEXT = frozenset({"tokenizer", "sequence_length"})
 
 

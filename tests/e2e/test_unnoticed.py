@@ -1,0 +1,217 @@
+"""Mistakes that would give a wrong result without a word are told: in data, in options, and in recipes."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+import onnxgrail
+from onnxgrail.calibration.feeds.signature import Input
+from onnxgrail.cli import main
+from onnxgrail.core import Recipe
+from onnxgrail.errors import DataError, MetricError, ModelError, UsageError
+from onnxgrail.report.notes import idle
+from tests.reading import read
+
+from . import nets
+
+I64 = np.dtype(np.int64)
+IDS = Input(name="input_ids", dtype=I64, shape=("n", "s"), rows=9)
+MASK = Input(name="attention_mask", dtype=I64, shape=("n", "s"))
+TOKENS = np.arange(8).reshape(2, 4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    onnx.save(nets.mlp(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **nets.vectors())
+    return tmp_path
+
+
+def told(*words: str) -> str:
+    """The message of a command that ends with a usage error."""
+    result = CliRunner().invoke(main, ["compress", *words])
+    assert result.exit_code == 2
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--exclude", "a", "--exclude=b"], "--exclude is given twice: join the values: --exclude 'A|B'"),
+        (["--blocks", "mlp", "--blocks", "conv"], "join the values: --blocks 'A,B'"),
+        (["--data", "a.npz", "--calib", "b.npz"], "--calib is given twice: give it once"),
+    ],
+)
+def test_values_that_would_get_lost(words: list[str], message: str) -> None:
+    assert message in told("m.onnx", *words)
+
+
+def test_the_last_number_counts(folder: Path) -> None:
+    words = ["compress", str(folder / "m.onnx"), "--ratio", "0.3", "--ratio", "0", "--dry-run"]
+    assert CliRunner().invoke(main, words).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("d.npz", "--data"), ("0.3", "--ratio"), ("r.html", "--report"), ("r.yaml", "--save-recipe")]
+)
+def test_an_output_with_the_name_of_something_else(folder: Path, name: str, option: str) -> None:
+    before = (folder / "d.npz").read_bytes()
+    words = ["compress", str(folder / "m.onnx"), str(folder / name), "--ratio", "0.3", "--force"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert f"Did you mean {option} " in result.stderr
+    assert (folder / "d.npz").read_bytes() == before
+    assert onnxgrail.compress(folder / "m.onnx", folder / "v1.0", ratio=0.3).output == folder / "v1.0"
+
+
+def test_a_mask_that_hides_everything() -> None:
+    data = {"input_ids": TOKENS, "attention_mask": np.zeros_like(TOKENS)}
+    for feeds in (data, [data, data]):
+        with pytest.raises(DataError, match=r"'attention_mask': 0 everywhere. 1 is a token"):
+            read(feeds, (IDS, MASK))
+    data["attention_mask"][1, 0] = 1
+    assert len(read(data, (IDS, MASK))) == 1
+    zeros = {"input_ids": np.zeros_like(TOKENS), "attention_mask": np.ones_like(TOKENS)}
+    assert len(read(zeros, (IDS, MASK))) == 1
+
+
+def test_ids_below_zero() -> None:
+    with pytest.raises(DataError, match=r"ids down to -100, .* -1 and -100 are for labels"):
+        read({"input_ids": np.where(TOKENS > 6, -100, TOKENS)}, (IDS,))
+
+
+def labels_of(values: Any) -> tuple[Any, str]:
+    batches = read({"input_ids": TOKENS, "labels": np.asarray(values)}, (IDS,))
+    (fed,) = batches.labelled()
+    return fed[1], batches.notes[0]
+
+
+def test_labels_that_are_the_tokens_are_answers_one_position_earlier() -> None:
+    padded = np.where(TOKENS > 6, -100, TOKENS)
+    for values in (TOKENS, padded, padded.astype(np.int32)):
+        labels, note = labels_of(values)
+        wanted = np.concatenate([values[:, 1:], [[-1], [-1]]], axis=1)
+        np.testing.assert_array_equal(labels.values, wanted)
+        assert "one position earlier" in note
+    for other in (TOKENS + 1, np.full_like(TOKENS, -100)):
+        labels, note = labels_of(other)
+        np.testing.assert_array_equal(labels.values, other)
+        assert note.endswith("taken for the right answers")
+
+
+def test_labels_that_do_not_fit() -> None:
+    labels, note = labels_of([0, 1, 2])
+    assert labels is None
+    assert note.endswith("was ignored: it has 3 rows, the inputs have 2")
+    with pytest.raises(DataError, match=r"no input named 'label'.*If 'label' holds the right answers, call it"):
+        read({"input_ids": TOKENS, "label": np.zeros(2, np.int64)}, (IDS,))
+
+
+def test_held_out_data_that_are_the_calibration_data(folder: Path) -> None:
+    choices: dict[str, Any] = {"ratio": 0.3, "data": folder / "d.npz"}
+    same = onnxgrail.compress(nets.mlp(), held_out=folder / ".." / folder.name / "d.npz", **choices).report.data
+    assert any("the held-out data are the calibration data" in note for note in same["calibration"]["notes"])
+    np.savez(folder / "e.npz", **nets.vectors(seed=3))
+    other = onnxgrail.compress(nets.mlp(), held_out=folder / "e.npz", **choices).report.data
+    assert not any("held-out" in note for note in other["calibration"]["notes"])
+    with pytest.raises(UsageError, match="--held-out must be a number of samples"):
+        onnxgrail.compress(nets.mlp(), held_out=0.2, **choices)
+
+
+def test_a_recipe_of_a_run_with_data_needs_data(folder: Path) -> None:
+    (folder / "r").mkdir()
+    choices: dict[str, Any] = {"ratio": 0.3, "data": folder / "d.npz"}
+    first = onnxgrail.compress(folder / "m.onnx", folder / "a.onnx", save_recipe=folder / "r" / "r.yaml", **choices)
+    recipe = folder / "r" / "r.yaml"
+    with pytest.raises(UsageError, match=r"r.yaml is of a run with data, which it does not name. Give --data DATA"):
+        onnxgrail.apply(recipe, folder / "m.onnx", folder / "b.onnx")
+    again = onnxgrail.apply(recipe, folder / "m.onnx", folder / "b.onnx", data=folder / "d.npz")
+    assert first.output is not None
+    assert again.output is not None
+    assert again.output.read_bytes() == first.output.read_bytes()
+    onnxgrail.compress(folder / "m.onnx", folder / "c.onnx", ratio=0.3, save_recipe=folder / "r" / "random.yaml")
+    onnxgrail.apply(folder / "r" / "random.yaml", folder / "m.onnx", folder / "d.onnx")
+
+
+def test_options_without_an_effect_are_noted() -> None:
+    assert idle(Recipe(ratio=0.3)) == []
+    assert idle(Recipe(ratio=0.3, quantize="int4", block_size=64, qdq=True)) == []
+    assert idle(Recipe(max_loss=0.01, minimize="size", block_size=64, budget_seconds=5.0)) == []
+    assert idle(Recipe(ratio=0.3, quantize="int8", block_size=64, qdq=True)) == [
+        "--block-size does nothing without --quantize int4 or int8-weights"
+    ]
+    assert idle(Recipe(ratio=0.3, block_size=64, symmetric=True, qdq=True, minimize="size", budget_seconds=5.0)) == [
+        "--block-size, --symmetric do nothing without --quantize int4 or int8-weights",
+        "--qdq does nothing without --quantize",
+        "--minimize does nothing without --max-loss",
+        "--budget-seconds does nothing without --max-loss or --refine",
+    ]
+
+
+@pytest.mark.parametrize(("exclude", "noted"), [("nothing_like_it", True), (".", False), (None, False)])
+def test_an_expression_that_excludes_nothing_is_noted(exclude: str | None, noted: bool) -> None:
+    with pytest.raises(onnxgrail.NothingToCompressError) if exclude == "." else nullcontext():
+        notes = onnxgrail.compress(nets.mlp(), ratio=0.3, exclude=exclude).report.data["notes"]
+        assert any("matches no block" in note for note in notes) is noted
+
+
+def test_several_expressions_of_a_program() -> None:
+    def left(**choices: Any) -> dict[str, int]:
+        blocks = onnxgrail.compress(nets.mlp(), ratio=0.3, **choices).report.data["blocks"]
+        return {block["name"]: block["kept"] for block in blocks}
+
+    whole = left()
+    names = list(whole)
+    assert left(exclude=[names[0], names[-1]]) == left(exclude=f"{names[0]}|{names[-1]}") != whole
+    with pytest.raises(UsageError, match="exclude is 3, expected text, or a list of texts"):
+        left(exclude=3)
+
+
+def test_words_of_the_command_line_in_python() -> None:
+    with pytest.raises(UsageError, match=r"no option 'device' in Python. Give providers="):
+        onnxgrail.compress(nets.mlp(), ratio=0.3, device="cpu")
+
+
+def test_models_with_inputs_of_other_sizes() -> None:
+    with pytest.raises(ModelError, match=r"take inputs of other sizes: A x .*, B x "):
+        onnxgrail.compare(nets.mlp(), _wider())
+
+
+def _wider() -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[n,99] x) => (float[n,99] y) {y = Relu(x)}'
+    )
+
+
+def test_a_file_of_another_kind_is_no_numpy_file(folder: Path) -> None:
+    (folder / "bad.npz").write_text("hello")
+    with pytest.raises(DataError, match=r"bad.npz' is no NumPy file"):
+        onnxgrail.compress(nets.mlp(), ratio=0.3, data=folder / "bad.npz")
+    np.save(folder / "pickled.npy", np.array([{}]), allow_pickle=True)
+    with pytest.raises(DataError, match="holds pickled objects"):
+        onnxgrail.compress(nets.mlp(), ratio=0.3, data=folder / "pickled.npy")
+
+
+def test_an_error_of_a_metric_names_its_line_and_the_outputs(folder: Path) -> None:
+    (folder / "met.py").write_text(
+        'def odd(a, b, labels):\n    """Asks for what is not there."""\n    return a["nope"]\n'
+    )
+    with pytest.raises(MetricError, match=r"raised KeyError: 'nope' \(sample 0, line 3\). The outputs are 'y'"):
+        onnxgrail.compress(nets.mlp(), data=nets.vectors(), metric=f"{folder / 'met.py'}:odd")
+
+
+def test_a_metric_that_sees_no_labels_is_told(folder: Path) -> None:
+    (folder / "met.py").write_text("def none(a, b, labels):\n    return 0.0\n")
+    report = onnxgrail.compress(
+        nets.mlp(), data=nets.vectors(), minimize="params", metric=f"{folder / 'met.py'}:none"
+    ).report.data
+    count = len(nets.vectors()["x"])
+    assert f"met.py:none is 0 on all {count} samples (its third argument was None" in " ".join(report["notes"])
+    assert report["allocation"]["search"]["tried"][0]["loss"]["samples"] == count
