@@ -73,7 +73,7 @@ DATA = (
     Option(
         "image_form",
         Value(kind="words", words=("bgr", "pad", "stretch"), empty="rgb"),
-        "For images: bgr, channels in the order of OpenCV; pad, scaled to fit with gray around (letterbox), or stretch, "
+        "For images: bgr, the channel order of OpenCV; pad, scaled to fit with gray around (letterbox), or stretch, "
         "instead of cropped.",
         metavar="bgr,pad",
         commands=READING,
