@@ -20,6 +20,6 @@ class Plugged(click.Choice[str]):
         if value not in self.choices:
             from importlib import metadata  # slow compared with --help
 
-            if metadata.entry_points(group=self.group, name=str(value)):
-                return value
+            others = metadata.entry_points(group=self.group).names - set(self.choices)
+            return click.Choice([*self.choices, *sorted(others)]).convert(value, param, ctx)
         return super().convert(value, param, ctx)

@@ -109,6 +109,7 @@ def test_the_command_takes_their_names(plugin: Path, tmp_path: Path) -> None:
     wrong = CliRunner().invoke(main, [*words, "rescale", "--selector", "smallest"])
     assert wrong.exit_code == 2
     assert "--selector" in wrong.stderr
+    assert "'random', 'crooked', 'largest'." in wrong.stderr
     crooked = CliRunner().invoke(main, [*words, "none", "--selector", "crooked"])
     assert crooked.exit_code == 2
     assert "selector 'crooked' of onnxgrail-example gave scores of shape [1]" in crooked.stderr
