@@ -47,7 +47,7 @@ class Exported:
         return self.root / found[0] if len(found) == 1 and len(self.graphs) > 1 else None
 
     def settings(self, data: Any) -> dict[str, Any]:
-        """Return how calibration data are read: the tokenizer and the numbers of the image processor, where they apply.
+        """Return how calibration data are read: the tokenizer and what the image processor does, where they apply.
 
         Raises:
             ModelError: the configuration of the image processor is broken.
@@ -60,6 +60,8 @@ class Exported:
             stated = _read(self.root / PROCESSOR)
             if stated.get("do_normalize", True):
                 found |= {name: stated[name] for name in ("image_mean", "image_std") if name in stated}
+            if form := _form(stated):
+                found["image_form"] = form
         return found
 
     def copy(self, target: Path, graphs: list[Path]) -> None:
@@ -109,6 +111,14 @@ def _files(root: Path) -> Iterator[Path]:
         ours = real.is_relative_to(inside) or real.parent in stores
         if path.is_file() and ours and not any(part.startswith(".") for part in name.parts):
             yield name
+
+
+def _form(stated: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the form of images that an image processor makes, in the words of `--image-form`."""
+    size, turned = stated.get("size"), bool(stated.get("do_flip_channel_order"))
+    whole = isinstance(size, int) or (isinstance(size, Mapping) and {"height", "width"} <= size.keys())
+    stretched = whole and stated.get("do_resize", True) and not stated.get("do_center_crop")
+    return (*(["bgr"] * turned), *(["stretch"] * bool(stretched)))
 
 
 def _read(path: Path) -> dict[str, Any]:

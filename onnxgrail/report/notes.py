@@ -147,7 +147,7 @@ def idle(recipe: Recipe) -> list[str]:
 def _unmatched(prepared: Prepared, recipe: Recipe) -> str:
     """Return a note on an expression that excludes nothing, such as one with a typing error."""
     blocks = prepared.survey.blocks
-    if recipe.exclude is None or not blocks:
+    if recipe.exclude is None or not blocks or "grail" not in recipe.method:
         return ""
     wanted = named(replace(recipe, include=None))
     every = all(wanted((block.name, *block.nodes)) for block in blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -68,20 +69,31 @@ def test_what_the_data_do_not_fit_is_copied_with_its_weights(folder: Path) -> No
     assert "Copied as it is: onnx/decoder_model.onnx" in str(result)
 
 
-def test_the_numbers_of_the_image_processor(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stated", "form"),
+    [
+        ({"do_normalize": True}, []),
+        ({"size": {"height": 8, "width": 8}}, ["stretch"]),
+        ({"size": 8, "do_flip_channel_order": True}, ["bgr", "stretch"]),
+        ({"size": {"shortest_edge": 8}, "do_center_crop": True, "do_flip_channel_order": True}, ["bgr"]),
+        ({"size": {"height": 8, "width": 8}, "do_center_crop": True}, []),
+    ],
+)
+def test_what_the_image_processor_does(tmp_path: Path, stated: dict[str, Any], form: list[str]) -> None:
     root = tmp_path / "vision"
     root.mkdir()
     body = "c = Conv<kernel_shape=[3,3]>(pixel_values, w)\nr = Relu(c)\ny = Conv<kernel_shape=[1,1]>(r, v)"
     model = tiny("float[N,3,8,8] pixel_values => float[] y", body, {"w": (16, 3, 3, 3), "v": (4, 16, 1, 1)})
     ir.save(model, root / "model.onnx")
-    stated = {"do_normalize": True, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2]}
+    stated = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2], **stated}
     (root / "preprocessor_config.json").write_text(json.dumps(stated))
     photos = tmp_path / "photos"
     photos.mkdir()
     for n in range(8):
         Image.fromarray(np.random.default_rng(n).integers(0, 255, (9, 9, 3), np.uint8)).save(photos / f"{n}.png")
     result = onnxgrail.compress_folder(root, ratio=0.5, data=photos, allocate="uniform", dry_run=True)
-    assert result.results["model.onnx"].report.data["recipe"]["image_mean"] == [0.5, 0.4, 0.3]
+    recipe = result.results["model.onnx"].report.data["recipe"]
+    assert (recipe["image_mean"], recipe["image_form"]) == ([0.5, 0.4, 0.3], form)
     assert not (tmp_path / "vision.compressed").exists()
 
 
