@@ -7,7 +7,7 @@ python docs/real_models_page.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,18 @@ def page() -> str:
             machine=one["machine"],
             runtime=one["environment"]["onnxruntime"],
             date=dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
+            later=later(data.values()),
         )
     )
     parts = ["\n".join([*table(data, names, FIRST), "", *means(data)]), "## One by one"]
     parts += ["\n".join(single(name, data[name])) for name in names]
     return f"{head}\n" + "\n\n".join(parts) + "\n"
+
+
+def later(data: Iterable[Mapping[str, Any]]) -> str:
+    """Return the rows that were measured at another time, in words."""
+    found = sorted({(row["way"], row["machine"], row["date"]) for one in data for row in one["rows"] if "date" in row})
+    return "".join(f" Rows of {WAYS[way]}: {machine}, {date}." for way, machine, date in found)
 
 
 def table(data: Mapping[str, Any], names: Sequence[str], ways: Sequence[str]) -> Iterator[str]:
