@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrail.graph.io import interop
+from onnxgrail.graph.io import interop, model_file
 from onnxgrail.report.report import Report
 
 
@@ -30,6 +30,10 @@ class Result:
     output: Path | None
     model: ir.Model
     gates_passed: bool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what `pickle` and `copy` need, so that a worker process can return a result."""
+        return _restored, (self.report, self.output, self.to_bytes(), self.gates_passed)
 
     def __repr__(self) -> str:
         return "\n".join([str(self.report), self._written])
@@ -54,6 +58,11 @@ class Result:
     def graphsurgeon(self) -> Any:
         """Return the model as an `onnx_graphsurgeon.Graph`."""
         return interop.to_graphsurgeon(self.model)
+
+
+def _restored(report: Report, output: Path | None, content: bytes, gates_passed: bool) -> Result:
+    model = model_file.load(content)
+    return Result(report=report, output=output, model=model, gates_passed=gates_passed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,11 @@ def test_a_result_can_be_compressed_again() -> None:
     assert [b["kept"] for b in twice.report.data["blocks"]] == [16, 16]
     once_more = onnx.ModelProto.FromString(nets.to_bytes(once.model))
     assert {t.name: tuple(t.dims) for t in once_more.graph.initializer}["w0"] == (32, 12)
+
+
+def test_a_result_goes_from_process_to_process(tmp_path: Path) -> None:
+    """A pool of processes pickles what its workers return."""
+    result = onnxgrail.compress(nets.mlp(), tmp_path / "small.onnx", ratio=0.3)
+    found = pickle.loads(pickle.dumps(result))
+    assert found.to_bytes() == result.to_bytes()
+    assert (found.output, found.gates_passed, str(found)) == (result.output, result.gates_passed, str(result))
