@@ -78,7 +78,7 @@ class Recipe:
     sequence_length: int | None = None
     image_mean: tuple[float, ...] | None = None
     image_std: tuple[float, ...] | None = None
-    image_form: tuple[str, ...] = ()
+    image_form: tuple[str, ...] | None = None
     simplify: bool = False
     quantize: str = "none"
     block_size: int = 32

@@ -47,13 +47,15 @@ def apply(
 
     Raises:
         UsageError: a key of the recipe is unknown, a value is impossible, the recipe names a file that it may not, or
-            its run had data and there are none now.
+            its run had data or a metric and there are none now.
         OnnxGrailError: all errors of `compress`.
     """
     if isinstance(recipe, Recipe):  # made by the calling program, so it is trusted
         choices = merged(dataclasses.asdict(recipe), options)
         return compress(model, output, data=data, held_out=held_out, **choices)
     found = storage.read(recipe)
+    data = data if data is not None else found.place("data")
+    found.check_given(data=data, metric=options.get("metric"))
     found.check_plugins({name for name, value in options.items() if value is not None})
     if output is None and not options.get("dry_run"):
         found.check_output()
@@ -68,7 +70,7 @@ def apply(
     return compress(
         model,
         output,
-        data=found.data(data),
+        data=data,
         held_out=held_out if held_out is not None else found.place("held_out"),
         **choices,
     )

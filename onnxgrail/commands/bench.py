@@ -94,7 +94,7 @@ def bench(
     sequence_length: int | None = None,
     image_mean: Numbers = None,
     image_std: Numbers = None,
-    image_form: Sequence[str] = (),
+    image_form: Sequence[str] | None = None,
     providers: Sequence[str] = CPU,
     custom_ops: Libraries = (),
     progress: Progress = silent,

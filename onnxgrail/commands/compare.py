@@ -45,7 +45,7 @@ def compare(
     sequence_length: int | None = None,
     image_mean: Numbers = None,
     image_std: Numbers = None,
-    image_form: Sequence[str] = (),
+    image_form: Sequence[str] | None = None,
     providers: Sequence[str] = ("CPUExecutionProvider",),
     min_cosine: float | None = None,
     max_nmse: float | None = None,

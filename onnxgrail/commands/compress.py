@@ -129,7 +129,7 @@ def compress(
             check_gain(source, decision, shipped, job, places)
             with job.clock.stage("write"):
                 written = places.write(shipped.model, job, apart=apart, sources=[given])
-                left_out = places.save_recipe(recipe, data, held_out)
+                left_out = places.save_recipe(recipe, data, held_out, metric)
     told = shipped.told(report_of(source, job, decision, shipped.made(worked, written)), left_out)
     places.save_report(told)
     return Result(report=told, output=places.output, model=loose(shipped.model), gates_passed=shipped.passes(recipe))

@@ -27,6 +27,7 @@ from onnxgrail.report.report import Inspection, Report
 Owned = Callable[[Path], bool]
 """Returns True for a file that this run wrote and may replace."""
 Place = str | os.PathLike[str]
+TOKENIZER = "tokenizer.json"  # of a folder
 SUFFIXES = (".json", ".html", ".htm")  # of reports
 MEANT = dict.fromkeys((".npz", ".npy", ".jsonl", ".csv", ".parquet", ".arrow"), "--data")
 MEANT |= dict.fromkeys(SUFFIXES, "--report") | dict.fromkeys((".yaml", ".yml"), "--save-recipe")
@@ -61,7 +62,8 @@ def reads(
 def _several(paths: Any) -> list[Path]:
     if isinstance(paths, str | os.PathLike):
         text = os.fspath(paths)
-        return [Path(text.rpartition(":")[0] if is_named(text) else text)]
+        place = Path(text.rpartition(":")[0] if is_named(text) else text)
+        return [place / TOKENIZER if place.is_dir() else place]  # the only folder that is given as a file
     found = paths if isinstance(paths, Collection) else []
     return [Path(path) for path in found if isinstance(path, str | os.PathLike)]
 
@@ -159,9 +161,12 @@ class Places:
         folder.finish()
         return written
 
-    def save_recipe(self, recipe: Recipe, data: Any, held_out: Any) -> list[str]:
+    def save_recipe(self, recipe: Recipe, data: Any, held_out: Any, metric: Any) -> list[str]:
         """Write the recipe file if requested; return notes on the parts left out."""
-        return [] if self.recipe is None else storage.save(self.recipe, recipe, data=data, held_out=held_out)
+        if self.recipe is None:
+            return []
+        decides = None if recipe.max_loss is None else metric
+        return storage.save(self.recipe, recipe, data=data, held_out=held_out, metric=decides)
 
     def save_report(self, report: Report | Inspection) -> None:
         """Write a report to all its files, which were checked before the work."""
@@ -192,6 +197,9 @@ def _check_name(target: Path) -> None:
     Raises:
         UsageError: it does.
     """
+    if target.suffix.lower() == ".ort":
+        hint = "Write .onnx, and convert it with python -m onnxruntime.tools.convert_onnx_models_to_ort"
+        raise UsageError(f"the output {str(target)!r} would not be a file of ONNX Runtime's own format", hint=hint)
     option = MEANT.get(target.suffix.lower(), "--ratio" if AMOUNT.fullmatch(target.name) else "")
     if option:
         raise UsageError(

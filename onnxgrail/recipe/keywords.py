@@ -122,7 +122,7 @@ def names(value: Any) -> tuple[str, ...]:
 
 def words(value: Any) -> tuple[str, ...]:
     """Read words: a text with commas between them, or a list of texts."""
-    return names([word for word in value.split(",") if word] if isinstance(value, str) else value)
+    return names([word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value)
 
 
 def layers(value: Any) -> str:

@@ -33,7 +33,7 @@ LARGEST = 2**20  # maximum size in bytes; YAML is parsed at a megabyte per secon
 
 KEY = "onnxgrail.recipe"  # metadata key: a list of the runs that made the model, in order
 AUTO = "auto"  # how a run requests held-out samples by default
-WITHOUT = "without_data"  # key: the run had data that the file does not name
+WITHOUT = "without"  # key: what the run had and the file does not name: data, a metric
 BESIDE = ("data", "held_out", "output", "onnxgrail")  # keys that a recipe file may have besides the choices
 SYNONYMS = {word.strip("-"): name for name, row in OPTIONS.items() for word in row.also if word.startswith("--")}
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -42,12 +42,12 @@ KINDS = "Give a file of --save-recipe, a JSON report, or a model that onnxgrail 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """The content of a recipe: choices for `compress`, unchecked paths as text, and True if it leaves out its data."""
+    """The content of a recipe: choices for `compress`, unchecked paths as text, and what it leaves out."""
 
     origin: Origin
     choices: Mapping[str, Any]
     named: Mapping[str, str]
-    without: bool = False
+    without: tuple[str, ...] = ()
 
     def place(self, name: str) -> str | None:
         """Return the data, the held-out data (or their number) or another file; None if the recipe names none.
@@ -63,17 +63,16 @@ class Saved:
             return text
         return trust.place(self.origin, name, text)
 
-    def data(self, given: Any) -> Any:
-        """Return the data of a call, or those that the recipe names, or None for random inputs.
+    def check_given(self, **given: Any) -> None:
+        """Refuse to repeat a run without its data or its metric: the result would be another one.
 
         Raises:
-            UsageError: a recipe may not name these, or the run had data and there are none now.
+            UsageError: one of them is None, and the run had one.
         """
-        found = self.place("data") if given is None else given
-        if found is None and self.without:
-            what = f"{self.origin.label} is of a run with data, which it does not name"
-            raise UsageError(what, hint=f"Give {trust.INSTEAD['data']}; random inputs would give another model")
-        return found
+        for name in self.without:
+            if given.get(name) is None:
+                what = f"{self.origin.label} is of a run with {name}, which it does not name"
+                raise UsageError(what, hint=f"Give {trust.INSTEAD.get(name, '--metric FILE.py:FUNCTION')}")
 
     def check_output(self) -> None:
         """Refuse a recipe that names an output file.
@@ -141,7 +140,7 @@ def runs(model: ir.Model) -> list[Mapping[str, Any]]:
     return [run for run in made if isinstance(run.get("recipe"), Mapping)]
 
 
-def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) -> list[str]:
+def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None, metric: Any = None) -> list[str]:
     """Write a recipe file, as YAML or JSON according to its suffix.
 
     Data, held-out data, the tokenizer and ids of tokens are named relative to the file's folder if they are inside it.
@@ -151,6 +150,7 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) 
         recipe: the choices.
         data: the `data` argument of the run.
         held_out: held-out data, or their number of samples.
+        metric: the user's own loss, None without one.
 
     Returns:
         A note for each path that is left out.
@@ -164,8 +164,13 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None) 
         places[name], reason = (str(held_out), "") if _count(given[name]) else trust.relative(given[name], path.parent)
         if reason:
             why[name] = f"the {trust.WORDS[name]}, which {reason}: give {trust.INSTEAD[name]} to `onnxgrail apply`"
-    left = {WITHOUT: True} if "data" in why else {}
-    content = {"onnxgrail": metadata.version("onnxgrail"), **plain(dataclasses.asdict(recipe)), **places, **left}
+    left = [*(["data"] if "data" in why else []), *([] if metric is None else ["metric"])]
+    content = {
+        "onnxgrail": metadata.version("onnxgrail"),
+        **plain(dataclasses.asdict(recipe)),
+        **places,
+        **({WITHOUT: left} if left else {}),
+    }
     if path.suffix.lower() == ".json":
         write_text(path, json.dumps(content, indent=1) + "\n")
     else:
@@ -245,12 +250,12 @@ def _of_model(path: Path) -> Saved:
 def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:
     choices: dict[str, Any] = {}
     named: dict[str, str] = {}
-    without = False
+    without: tuple[str, ...] = ()
     for key, value in content.items():
         name = str(key).replace("-", "_")
         name = SYNONYMS.get(name, name)
         if name == WITHOUT:
-            without = keywords.read_as(keywords.flag, name, value, origin.label)
+            without = keywords.read_as(keywords.words, name, value, origin.label)
         elif name in BESIDE or name in PLACES:
             named |= _place(name, value, origin.label)
         elif name in FIELDS or name in trust.COMMAND_ONLY:

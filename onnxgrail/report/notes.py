@@ -132,7 +132,7 @@ def idle(recipe: Recipe) -> list[str]:
     rounds = recipe.quantize in WEIGHTS or recipe.chooses_bits or recipe.bits is not None
     needs = {
         "--quantize int4 or int8-weights": () if rounds else ("block_size", "symmetric", "accuracy_level"),
-        "--quantize": () if rounds or recipe.quantize == "int8" else ("qdq",),
+        "--quantize int8, int4 or int8-weights": () if rounds or recipe.quantize == "int8" else ("qdq",),
         "--max-loss": ("minimize",) if recipe.max_loss is None else (),
         "--max-loss or --refine": ("budget_seconds",) if recipe.max_loss is None and not recipe.refine else (),
     }

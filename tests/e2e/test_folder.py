@@ -72,14 +72,14 @@ def test_what_the_data_do_not_fit_is_copied_with_its_weights(folder: Path) -> No
 @pytest.mark.parametrize(
     ("stated", "form"),
     [
-        ({"do_normalize": True}, []),
+        ({"do_normalize": True}, None),
         ({"size": {"height": 8, "width": 8}}, ["stretch"]),
         ({"size": 8, "do_flip_channel_order": True}, ["bgr", "stretch"]),
         ({"size": {"shortest_edge": 8}, "do_center_crop": True, "do_flip_channel_order": True}, ["bgr"]),
-        ({"size": {"height": 8, "width": 8}, "do_center_crop": True}, []),
+        ({"size": {"height": 8, "width": 8}, "do_center_crop": True}, None),
     ],
 )
-def test_what_the_image_processor_does(tmp_path: Path, stated: dict[str, Any], form: list[str]) -> None:
+def test_what_the_image_processor_does(tmp_path: Path, stated: dict[str, Any], form: list[str] | None) -> None:
     root = tmp_path / "vision"
     root.mkdir()
     body = "c = Conv<kernel_shape=[3,3]>(pixel_values, w)\nr = Relu(c)\ny = Conv<kernel_shape=[1,1]>(r, v)"
@@ -94,6 +94,8 @@ def test_what_the_image_processor_does(tmp_path: Path, stated: dict[str, Any], f
     result = onnxgrail.compress_folder(root, ratio=0.5, data=photos, allocate="uniform", dry_run=True)
     recipe = result.results["model.onnx"].report.data["recipe"]
     assert (recipe["image_mean"], recipe["image_form"]) == ([0.5, 0.4, 0.3], form)
+    said = run("compress", root, "--ratio=0.5", "--data", photos, "--allocate=uniform", "--dry-run", "--json")
+    assert json.loads(said.stdout)["models"]["model.onnx"]["recipe"]["image_form"] == form
     assert not (tmp_path / "vision.compressed").exists()
 
 

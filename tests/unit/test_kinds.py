@@ -142,6 +142,7 @@ def test_images_are_found_in_classes_and_decoded_per_batch(tmp_path, monkeypatch
         (NCHW, {"image_mean": (0.1, 0.2)}, "--image-mean has 2 numbers"),
         (picture(("n", 3, 8, 8), U8), {"image_std": (2.0,)}, "do nothing for an input of uint8"),
         (NCHW, {"image_form": ("pad", "stretch")}, "cannot be both pad and stretch"),
+        (NCHW, {"image_form": ("bgr", "rgb")}, "cannot be both rgb and bgr"),
         (picture(("n", 1, 8, 8)), {"image_form": ("bgr",)}, "bgr does nothing for images of one channel"),
         (NCHW, {"tokenizer": "t.json"}, "--tokenizer does nothing for a folder of images"),
     ],

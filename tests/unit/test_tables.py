@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.errors import DataError
 from tests.reading import read
 from tests.unit import samples
@@ -63,6 +64,25 @@ def test_broken_tables(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read(tmp_path / name, BERT)
+
+
+def test_rows_without_a_text_are_left_out(tmp_path):
+    rows = [
+        {"text": "w0", "label": 3},
+        {"text": None, "label": 4},
+        {"text": "  ", "label": 5},
+        {"text": "w1", "label": 6},
+    ]
+    samples.tokenizer(tmp_path / "tokenizer.json")
+    batches = read(write(tmp_path / "d.parquet", rows), BERT, reading=Reading(tokenizer=tmp_path))
+    (fed,) = batches.labelled()
+    np.testing.assert_array_equal(fed[0]["input_ids"], [[2], [3]])
+    np.testing.assert_array_equal(fed[1].values, [3, 6])
+    assert "d.parquet: 2 rows without a text are left out" in batches.notes
+    with pytest.raises(DataError, match="no row has a text in 'text'"):
+        batch(write(tmp_path / "e.parquet", rows[1:2] * 2 + rows[2:3]), BERT, tokenizer=tmp_path)
+    write(tmp_path / "ids.jsonl", ROWS)  # the tokenizer of a folder is not for token ids
+    np.testing.assert_array_equal(batch(tmp_path / "ids.jsonl", BERT, tokenizer=tmp_path)["input_ids"][0], [1, 2, 3])
 
 
 def test_a_table_without_rows(tmp_path):

@@ -63,8 +63,10 @@ class Reading:
         """
         if self.sequence_length is not None and not 1 <= self.sequence_length <= LONGEST:
             raise UsageError(f"sequence_length must be from 1 to {LONGEST}, got {self.sequence_length}")
-        if self.image_form is not None and {"pad", "stretch"} <= set(self.image_form):
-            raise UsageError("image_form cannot be both pad and stretch", hint="Choose one of them")
+        for words in (("rgb", "bgr"), ("crop", "pad", "stretch")):
+            both = [word for word in words if word in (self.image_form or ())]
+            if len(both) > 1:
+                raise UsageError(f"image_form cannot be both {' and '.join(both)}", hint="Choose one of them")
         for name in ("image_mean", "image_std"):
             numbers = getattr(self, name)
             if numbers is not None and not numbers:
@@ -96,7 +98,7 @@ def reading_of(
     sequence_length: int | None,
     image_mean: Numbers,
     image_std: Numbers,
-    image_form: Sequence[str],
+    image_form: Sequence[str] | None,
     input_shapes: Mapping[str, tuple[int, ...]] | None,
 ) -> Reading:
     """Return the settings as a `Reading`, from values as users write them."""
@@ -105,7 +107,7 @@ def reading_of(
         sequence_length=sequence_length,
         image_mean=numbers(image_mean),
         image_std=numbers(image_std),
-        image_form=tuple(image_form) or None,
+        image_form=None if image_form is None else tuple(image_form),
         shapes=input_shapes or {},
     )
 

@@ -27,7 +27,7 @@ REMOVE = (
         Value(kind="any", metavar="FILE.py:FUNCTION"),
         "Loss of --max-loss, instead of that of the outputs' kinds: function(reference, candidate, labels), which is "
         "run; see docs/metric.md.",
-        commands=NARROWING,
+        commands=(*NARROWING, "apply"),
     ),
     Option(
         "points",

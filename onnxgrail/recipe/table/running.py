@@ -72,10 +72,11 @@ DATA = (
     Option("image_std", NUMBERS, "For images: divisor after that.", metavar="S[,S,S]", otherwise="1", commands=READING),
     Option(
         "image_form",
-        Value(kind="words", words=("bgr", "pad", "stretch"), empty="rgb"),
+        Value(kind="words", words=("rgb", "bgr", "crop", "pad", "stretch")),
         "For images: bgr, the channel order of OpenCV; pad, scaled to fit with gray around (letterbox), or stretch, "
         "instead of cropped.",
         metavar="bgr,pad",
+        otherwise="rgb,crop",
         commands=READING,
     ),
     Option("save_stats", PATH, "Store the statistics of the original model in a file.", metavar="FILE.npz"),

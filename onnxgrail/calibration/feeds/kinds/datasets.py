@@ -62,8 +62,26 @@ def of_table(table: Any, signature: Signature, reading: Reading, source: str) ->
         DataError: no column feeds the model.
         MissingExtraError: a package for a column is not installed.
     """
+    table, notes = _without_empty(table, reading, source)
     labels = None if any(entry.name in LABELS for entry in signature) else _labels(table)
-    return replace(_part(table, signature, reading, source), labels=labels)
+    part = _part(table, signature, reading, source)
+    return replace(part, labels=labels, notes=(*notes, *part.notes))
+
+
+def _without_empty(table: Any, reading: Reading, source: str) -> tuple[Any, tuple[str, ...]]:
+    """Return a table without rows whose text is missing or empty, as empty lines of a file are, and a note on them."""
+    named = [] if reading.tokenizer is None else _strings({f.name: _plain(f.type) for f in table.schema})
+    names = ["text"] if "text" in named else named
+    if len(names) != 1:
+        return table, ()
+    from pyarrow import compute
+
+    there = compute.fill_null(compute.not_equal(compute.utf8_trim_whitespace(table.column(names[0])), ""), False)
+    kept = table.filter(there)
+    gone = table.num_rows - kept.num_rows
+    if not kept.num_rows:
+        raise DataError(f"{source}: no row has a text in {names[0]!r}", hint="Give one text per row")
+    return kept, () if not gone else (f"{source}: {gone} rows without a text are left out",)
 
 
 def _labels(table: Any) -> Labels | None:
@@ -90,7 +108,7 @@ def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Pa
             source,
         )
         return Part(source=source, arrays={signature[0].name: made}, notes=notes)
-    if reading.tokenizer is not None:
+    if reading.tokenizer is not None and (_strings(kinds) or not kinds.keys() & {entry.name for entry in signature}):
         return _texts(table, kinds, signature, reading, source)
     wanted = {entry.name: entry for entry in signature}
     numeric: dict[str, Any] = {}

@@ -206,7 +206,7 @@ def _pixels(file: Path | bytes, layout: Layout) -> Array:
     height, width = _scaled(plain.height, plain.width, layout)
     if (height, width) != (plain.height, plain.width):
         plain = plain.resize((width, height), library_.Resampling.BILINEAR)
-    top, left = (height - layout.height) // 2, (width - layout.width) // 2  # negative where gray is added
+    top, left = int((height - layout.height) / 2), int((width - layout.width) / 2)  # negative where gray is added
     whole = library_.new(plain.mode, (layout.width, layout.height), (GRAY,) * layout.channels)
     whole.paste(plain, (-left, -top))
     pixels = np.asarray(whole, np.uint8).reshape(layout.height, layout.width, layout.channels)
