@@ -34,6 +34,7 @@ from onnxgrail.search.candidates import loss_of
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
 MUCH = 0.25  # share of the bytes of weights that layers keep, from which the reason is given
 MORE = "some weights have more bits than the search has chosen: fitted to all data, the model would lose too much"
+WITHOUT_DATA = ("fp16", "int8-dynamic")  # kinds that fit nothing to data
 NO_CONV = ("int8-dynamic",)  # kinds that leave convolutions in float
 
 
@@ -69,7 +70,10 @@ def quantised(
     if recipe.check:
         verification, results = verify(prepared, final, job)
         entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
-        entry |= {"judged": verification.judged, "headline": verification.headline}
+        judged = dict(verification.judged or {})
+        fits = recipe.quantize not in WITHOUT_DATA or any(c.error.plain is not None for c in decision.changes)
+        judged["seen"] = fits and judged.get("on") == "calibration"
+        entry |= {"judged": judged, "headline": verification.headline}
         judges = prepared.fed(slim, prepared.judges)
         tally = run_both(Pair(pack(slim), pack(final)), judges, setup_of(prepared, recipe))
         entry["to_narrowed"] = entries(tally.results())

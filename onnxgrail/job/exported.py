@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from onnxgrail.calibration.feeds import kinds
 from onnxgrail.errors import ModelError, OutputError
@@ -58,8 +61,7 @@ class Exported:
             found["tokenizer"] = self.root / TOKENIZER
         if "image_mean" in wanted and (self.root / PROCESSOR).is_file():
             stated = _read(self.root / PROCESSOR)
-            if stated.get("do_normalize", True):
-                found |= {name: stated[name] for name in ("image_mean", "image_std") if name in stated}
+            found |= _scale(stated)
             if form := _form(stated):
                 found["image_form"] = form
         return found
@@ -111,6 +113,20 @@ def _files(root: Path) -> Iterator[Path]:
         ours = real.is_relative_to(inside) or real.parent in stores
         if path.is_file() and ours and not any(part.startswith(".") for part in name.parts):
             yield name
+
+
+def _scale(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return mean and deviation of pixels in 0..1 that amount to what an image processor does with those in 0..255."""
+    normal = stated.get("do_normalize", True)
+    found = {name: stated[name] for name in ("image_mean", "image_std") if normal and name in stated}
+    factor = stated.get("rescale_factor", 1 / 255) if stated.get("do_rescale", True) else 1.0
+    if not isinstance(factor, int | float) or not factor > 0 or math.isclose(255 * factor, 1, rel_tol=1e-3):
+        return found
+    whole = {"image_mean": 0.0, "image_std": 1.0} | found
+    try:
+        return {name: (np.asarray(value, np.float64) / (255 * factor)).tolist() for name, value in whole.items()}
+    except (TypeError, ValueError):  # no numbers, which are refused by their names later
+        return found
 
 
 def _form(stated: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from PIL import Image
 import onnxgrail
 from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.errors import ModelError, OutputError, UsageError
+from onnxgrail.job.exported import _scale
 from tests.command import run
 from tests.furniture import exported, sentences
 from tests.tiny import tiny
@@ -97,6 +98,28 @@ def test_what_the_image_processor_does(tmp_path: Path, stated: dict[str, Any], f
     said = run("compress", root, "--ratio=0.5", "--data", photos, "--allocate=uniform", "--dry-run", "--json")
     assert json.loads(said.stdout)["models"]["model.onnx"]["recipe"]["image_form"] == form
     assert not (tmp_path / "vision.compressed").exists()
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"do_rescale": False, "image_mean": [127.5, 63.75, 0], "image_std": [255, 51, 25.5]},
+        {"rescale_factor": 1 / 127.5, "image_mean": [1, 0.5, 0], "image_std": [2, 0.4, 0.2]},
+        {"rescale_factor": 1 / 127.5, "do_normalize": False, "image_mean": 7},
+        {"rescale_factor": 0.00392156862745098, "image_std": 0.25},
+        {"rescale_factor": "1/255", "image_mean": 0.5},
+    ],
+)
+def test_pixels_are_scaled_as_the_image_processor_does(stated: dict[str, Any]) -> None:
+    """Numbers of a processor, of pixels in 0..255, against ours, of pixels in 0..1."""
+    pixels = np.array([0.0, 100.0, 255.0])
+    found = _scale(stated)
+    ours = (pixels / 255 - found.get("image_mean", 0)) / found.get("image_std", 1)
+    factor = stated.get("rescale_factor", 1 / 255) if stated.get("do_rescale", True) else 1
+    scaled = pixels * (1 / 255 if factor == "1/255" else factor)
+    if stated.get("do_normalize", True):
+        scaled = (scaled - stated.get("image_mean", 0)) / stated.get("image_std", 1)
+    np.testing.assert_allclose(ours, scaled, rtol=1e-6, atol=1e-9)
 
 
 def test_refusals(folder: Path, tmp_path: Path) -> None:

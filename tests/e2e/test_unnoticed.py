@@ -132,6 +132,13 @@ def test_held_out_data_that_are_the_calibration_data(folder: Path) -> None:
         onnxgrail.compress(nets.mlp(), held_out=0.2, **choices)
 
 
+@pytest.mark.parametrize(("quantize", "seen"), [("int8", True), ("fp16", False)])
+def test_samples_that_a_fit_has_seen_are_told_after_quantization_too(quantize: str, seen: bool) -> None:
+    report = onnxgrail.compress(nets.mlp(), ratio=0, data=nets.vectors(), held_out=0, quantize=quantize).report
+    assert report.data["quantization"]["judged"]["seen"] is seen
+    assert ("the fit has seen these samples" in str(report)) is seen
+
+
 def test_a_recipe_of_a_run_with_data_needs_data(folder: Path) -> None:
     (folder / "r").mkdir()
     choices: dict[str, Any] = {"ratio": 0.3, "data": folder / "d.npz"}
