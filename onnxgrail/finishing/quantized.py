@@ -71,7 +71,7 @@ def quantised(
         verification, results = verify(prepared, final, job)
         entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
         judged = dict(verification.judged or {})
-        fits = recipe.quantize not in WITHOUT_DATA or any(c.error.plain is not None for c in decision.changes)
+        fits = recipe.quantize not in WITHOUT_DATA or decision.is_fitted
         judged["seen"] = fits and judged.get("on") == "calibration"
         entry |= {"judged": judged, "headline": verification.headline}
         judges = prepared.fed(slim, prepared.judges)

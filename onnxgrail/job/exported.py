@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrail.calibration.feeds import kinds
+from onnxgrail.calibration.feeds.reading import TOKENIZER
 from onnxgrail.errors import ModelError, OutputError
 from onnxgrail.graph.io.model_file import beside
 from onnxgrail.machine.files.paths import write_whole
@@ -23,7 +24,7 @@ FORMS = re.compile(r"_(quantized|fp16|int8|uint8|q8|q4|q4f16|bnb4)$")
 """Ends of the names that transformers.js gives to other number formats of a graph."""
 FOREIGN = frozenset({".bin", ".safetensors", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".tflite", ".gguf"})
 """Suffixes of the weights of other frameworks, which hold the model at its full size."""
-TOKENIZER, PROCESSOR = "tokenizer.json", "preprocessor_config.json"
+PROCESSOR = "preprocessor_config.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

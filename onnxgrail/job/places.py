@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds import kinds
+from onnxgrail.calibration.feeds.reading import tokenizer_file
 from onnxgrail.core import Recipe
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.io import model_file
@@ -27,7 +28,6 @@ from onnxgrail.report.report import Inspection, Report
 Owned = Callable[[Path], bool]
 """Returns True for a file that this run wrote and may replace."""
 Place = str | os.PathLike[str]
-TOKENIZER = "tokenizer.json"  # of a folder
 SUFFIXES = (".json", ".html", ".htm")  # of reports
 MEANT = dict.fromkeys((".npz", ".npy", ".jsonl", ".csv", ".parquet", ".arrow"), "--data")
 MEANT |= dict.fromkeys(SUFFIXES, "--report") | dict.fromkeys((".yaml", ".yml"), "--save-recipe")
@@ -62,8 +62,7 @@ def reads(
 def _several(paths: Any) -> list[Path]:
     if isinstance(paths, str | os.PathLike):
         text = os.fspath(paths)
-        place = Path(text.rpartition(":")[0] if is_named(text) else text)
-        return [place / TOKENIZER if place.is_dir() else place]  # the only folder that is given as a file
+        return [tokenizer_file(Path(text.rpartition(":")[0] if is_named(text) else text))]  # the only kind in a folder
     found = paths if isinstance(paths, Collection) else []
     return [Path(path) for path in found if isinstance(path, str | os.PathLike)]
 

@@ -52,6 +52,11 @@ class Decision:
     norms: tuple[Norm, ...] = ()
 
     @property
+    def is_fitted(self) -> bool:
+        """Return True if a decision was measured on data."""
+        return any(change.error.plain is not None for change in self.changes)
+
+    @property
     def is_empty(self) -> bool:
         """Return True if no block loses a unit, no weight a bit, and neither a search nor a size says that all stay."""
         allocation = self.allocation

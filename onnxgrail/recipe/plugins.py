@@ -184,5 +184,5 @@ def _guarded(option: str, label: str, inner: Any, *, packaged: bool) -> Foreign:
     if isinstance(inner, type):
         raise UsageError(f"{label} is a class", hint=f"Register an object: {inner.__name__}()")
     if not callable(inner) or not isinstance(getattr(inner, "needs_data", None), bool):
-        raise UsageError(f"{label} is no plug-in", hint="It must be callable and have needs_data, True or False")
+        raise UsageError(f"{label} is not a plug-in", hint="It must be callable and have needs_data, True or False")
     return WRAPPERS[option](label, inner, packaged)

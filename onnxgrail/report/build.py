@@ -37,7 +37,7 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
     survey = prepared.shown
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = () if made.slim is None else between(prepared.model, made.slim)
-    fitted = bool(applied or decision.norms or any(c.error.plain is not None for c in decision.changes))  # to the data
+    fitted = bool(applied or decision.norms or decision.is_fitted)  # to the data
     calibration = calibration_entry(prepared.batches) if fitted or recipe.quantize == "int8" else None
     names = {slot.initializer for block in survey.blocks for slot in block.slots}
     stored: dict[str, Stored | LaidOut] = {**survey.facts.stored, **laid_out(prepared.model, survey.facts, names)}

@@ -25,6 +25,7 @@ from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
 from onnxgrail.recipe.selection import named
+from onnxgrail.recipe.table.option import spelled
 
 LITTLE = 0.01  # share of what a search minimizes, below which it has saved next to nothing
 NOTED = 2**10  # bytes of notes from which a report tells that they are gone
@@ -138,7 +139,7 @@ def idle(recipe: Recipe) -> list[str]:
     }
     found = []
     for other, names in needs.items():
-        given = [f"--{name.replace('_', '-')}" for name in names if getattr(recipe, name) != getattr(usual, name)]
+        given = [spelled(name) for name in names if getattr(recipe, name) != getattr(usual, name)]
         if given:
             found.append(f"{', '.join(given)} {'does' if len(given) == 1 else 'do'} nothing without {other}")
     return found

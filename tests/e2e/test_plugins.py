@@ -121,7 +121,7 @@ def test_what_is_no_plugin_is_named(plugin: Path) -> None:
     for choice, words in (
         ({"selector": "largest"}, "is in onnxgrail-example and other-package"),
         ({"selector": "lost"}, "of other-package cannot be loaded: ModuleNotFoundError"),
-        ({"selector": "number"}, "of third is no plug-in"),
+        ({"selector": "number"}, "of third is not a plug-in"),
         ({"compensate": "nothing", "selector": "l1"}, "gave a ndarray, expected an onnxgrail.core.Change"),
         (
             {"reducer": "twice", "selector": "l1"},
@@ -159,7 +159,7 @@ class Broken:
         (Broken(np.nan), r"selector 'mine' gave scores of shape .* finite numbers"),
         (Broken(None), r"selector 'mine' raised KeyError: 'nothing' \(test_plugins.py:\d+\)"),
         (Broken, r"selector 'mine' is a class. Register an object: Broken\(\)"),
-        (len, "selector 'mine' is no plug-in"),
+        (len, "selector 'mine' is not a plug-in"),
     ],
 )
 def test_what_a_program_registers_is_checked(selector: Any, words: str) -> None:

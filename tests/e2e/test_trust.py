@@ -101,7 +101,7 @@ def test_a_plugin_is_imported_where_the_command_names_it(trap: Path, monkeypatch
         assert not ran(trap)
         assert "evil" not in sys.modules
     told = refused("apply", "r.yaml", "m.onnx", "--dry-run", "--selector", "evil", "--compensate", "none")
-    assert "is no plug-in" in told
+    assert "is not a plug-in" in told
     assert ran(trap)
     sys.modules.pop("evil")
 

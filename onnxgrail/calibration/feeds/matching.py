@@ -96,15 +96,19 @@ def _labels(arrays: Mapping[str, Any], found: Mapping[str, Rows], signature: Sig
     counts = {array.shape[0] for array in found.values() if array.ndim}
     if len(counts) == 1 and len(values) not in counts:
         return None, f"was ignored: it has {len(values)} rows, the inputs have {counts.pop()}"
-    tokens = _tokens("", found, signature)
-    if tokens is None or values.ndim != 2 or tokens.shape != values.shape:
-        return Labels(values=values), "is taken for the right answers"
-    given = values >= 0
-    if not given.any() or not np.array_equal(values[given], tokens[np.arange(len(values))][given]):
+    if not _hold(values, _tokens("", found, signature)):
         return Labels(values=values), "is taken for the right answers"
     shifted = np.full(values.shape, UNKNOWN, np.int64)
     shifted[:, :-1] = values[:, 1:]
     return Labels(values=shifted), "holds the tokens: each is taken for the right answer one position earlier"
+
+
+def _hold(labels: Array, tokens: Rows | None) -> bool:
+    """Return True if labels are the tokens, but for those that are left out."""
+    if tokens is None or labels.ndim != 2 or tokens.shape != labels.shape:
+        return False
+    given = labels >= 0
+    return bool(given.any()) and np.array_equal(labels[given], tokens[np.arange(len(labels))][given])
 
 
 def _rows(value: Any) -> Rows:

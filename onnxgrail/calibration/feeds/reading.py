@@ -12,6 +12,7 @@ from onnxgrail.errors import UsageError
 Numbers = float | Sequence[float] | None
 LONGEST = 2**31 - 1  # largest int32, the type of token counts
 BYTES = 10  # a mean or a standard deviation above it is one of pixels in 0..255
+TOKENIZER = "tokenizer.json"  # beside an exported model
 LENGTH = 128  # default of tokens per sample if neither the model nor the user gives a length
 
 
@@ -110,6 +111,11 @@ def reading_of(
         image_form=None if image_form is None else tuple(image_form),
         shapes=input_shapes or {},
     )
+
+
+def tokenizer_file(place: Path) -> Path:
+    """Return the file of a tokenizer that is given by its path, or by that of its folder."""
+    return place / TOKENIZER if place.is_dir() else place
 
 
 def numbers(value: Numbers) -> tuple[float, ...] | None:

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrail.calibration.feeds.kinds.columns import Lengths, Numbers, leaf_of, library, plain
 from onnxgrail.calibration.feeds.kinds.images import images
 from onnxgrail.calibration.feeds.kinds.kind import SCALE, TEXT, Kind
 from onnxgrail.calibration.feeds.kinds.text import WHERE, Tokens, ids_input, padded
 from onnxgrail.calibration.feeds.matching import from_mapping, role_of
-from onnxgrail.calibration.feeds.parts import Column, Part, readable
-from onnxgrail.calibration.feeds.reading import LENGTH, Reading
-from onnxgrail.calibration.feeds.signature import Input, Signature, describe
-from onnxgrail.core import Array, Ints, Labels
+from onnxgrail.calibration.feeds.parts import Part, readable
+from onnxgrail.calibration.feeds.reading import Reading
+from onnxgrail.calibration.feeds.signature import Signature, describe
+from onnxgrail.core import Labels
 from onnxgrail.errors import DataError
-from onnxgrail.machine.extras import extra
 from onnxgrail.machine.files.unchanged import SteadyFile
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -70,8 +70,7 @@ def of_table(table: Any, signature: Signature, reading: Reading, source: str) ->
 
 def _without_empty(table: Any, reading: Reading, source: str) -> tuple[Any, tuple[str, ...]]:
     """Return a table without rows whose text is missing or empty, as empty lines of a file are, and a note on them."""
-    named = [] if reading.tokenizer is None else _strings({f.name: _plain(f.type) for f in table.schema})
-    names = ["text"] if "text" in named else named
+    names = [] if reading.tokenizer is None else _texts_of({f.name: plain(f.type) for f in table.schema})
     if len(names) != 1:
         return table, ()
     from pyarrow import compute
@@ -88,7 +87,7 @@ def _labels(table: Any) -> Labels | None:
     """Return the column of integer labels; None if there is none."""
     name = next((name for name in LABELS if name in table.column_names), None)
     column = None if name is None else table.column(name)
-    if column is None or column.null_count or not library().types.is_integer(_plain(column.type)):
+    if column is None or column.null_count or not library().types.is_integer(plain(column.type)):
         return None
     with readable(name):
         return Labels(values=np.asarray(column.to_numpy()))
@@ -96,7 +95,7 @@ def _labels(table: Any) -> Labels | None:
 
 def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Part:
     arrow = library()
-    kinds = {name: _plain(table.schema.field(name).type) for name in table.column_names}
+    kinds = {name: plain(table.schema.field(name).type) for name in table.column_names}
     pictures = [name for name, kind in kinds.items() if _is_picture(kind)]
     if len(pictures) == 1 and len(signature) == 1 and signature[0].name not in kinds:
         column = table.column(pictures[0])
@@ -113,7 +112,7 @@ def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Pa
     wanted = {entry.name: entry for entry in signature}
     numeric: dict[str, Any] = {}
     for name, kind in kinds.items():
-        depth, leaf = _leaf(kind)
+        depth, leaf = leaf_of(kind)
         if arrow.types.is_integer(leaf) or arrow.types.is_floating(leaf) or arrow.types.is_boolean(leaf):
             numeric[name] = Numbers(table.column(name), depth, leaf, wanted.get(name), reading, f"{source}, {name!r}")
     strings = _strings(kinds)
@@ -157,12 +156,17 @@ def _strings(kinds: Mapping[str, Any]) -> list[str]:
     return [name for name, kind in kinds.items() if types.is_string(kind) or types.is_large_string(kind)]
 
 
-def _texts(table: Any, kinds: Mapping[str, Any], signature: Signature, reading: Reading, source: str) -> Part:
+def _texts_of(kinds: Mapping[str, Any]) -> list[str]:
+    """Return the names of columns that a tokenizer may read: the one called `text`, else all text columns."""
     named = _strings(kinds)
-    names = ["text"] if "text" in named else named
+    return ["text"] if "text" in named else named
+
+
+def _texts(table: Any, kinds: Mapping[str, Any], signature: Signature, reading: Reading, source: str) -> Part:
+    names = _texts_of(kinds)
     if len(names) != 1:
         raise DataError(
-            f"{source}: --tokenizer needs one column of texts, found {', '.join(map(repr, named)) or 'none'}",
+            f"{source}: --tokenizer needs one column of texts, found {', '.join(map(repr, names)) or 'none'}",
             hint="Keep one, or call it 'text'",
         )
     ids = ids_input(signature, source)
@@ -173,19 +177,10 @@ def _texts(table: Any, kinds: Mapping[str, Any], signature: Signature, reading: 
         )
     column = table.column(names[0])
     tokens = Tokens.of(signature, ids, reading, source)
-    return padded(lambda number: column[number].as_py() or "", table.num_rows, signature, ids, tokens, source)
+    return padded(lambda number: str(column[number].as_py()), table.num_rows, signature, ids, tokens, source)
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-
-
-def library() -> Any:
-    """Return pyarrow.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    return extra("pyarrow", "datasets", "saved data sets and tables need pyarrow")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -243,19 +238,6 @@ def _table(folder: Path) -> tuple[Any, tuple[SteadyFile, ...]]:
         return table, tuple(mapped)
 
 
-def _plain(kind: Any) -> Any:
-    """Return the storage type of an extension type; other types unchanged."""
-    return kind.storage_type if isinstance(kind, library().BaseExtensionType) else kind
-
-
-def _leaf(kind: Any) -> tuple[int, Any]:
-    """Return the depth of nested lists and the type of their values."""
-    types, depth, kind = library().types, 0, _plain(kind)
-    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        depth, kind = depth + 1, _plain(kind.value_type)
-    return depth, kind
-
-
 def _is_picture(kind: Any) -> bool:
     types = library().types
     return bool(types.is_struct(kind)) and {kind.field(i).name for i in range(kind.num_fields)} == {"bytes", "path"}
@@ -268,83 +250,6 @@ def _bytes(column: Any, number: int, source: str) -> bytes:
     if not isinstance(data, bytes):
         raise DataError(f"{source}, row {number}: no image inside the data set", hint="Save it with embedded files")
     return data
-
-
-# ------------------------------------------------------------------------------------------------------------- columns
-
-
-class Numbers(Column):
-    """A column of numbers or of lists of numbers; lists of different lengths are padded with zeros."""
-
-    def __init__(self, column: Any, depth: int, leaf: Any, entry: Input | None, reading: Reading, source: str) -> None:
-        self.column, self.source = column, source
-        sizes = _sizes(column) if depth else np.zeros(0, np.int64)
-        self.ragged = depth == 1 and len(sizes) > 0 and int(sizes.min()) != int(sizes.max())
-        fixed = entry.shape[1] if entry is not None and entry.shape is not None and len(entry.shape) > 1 else None
-        self.fixed = fixed if self.ragged and isinstance(fixed, int) else None
-        longest = int(sizes.max()) if len(sizes) else 0
-        self.length = self.fixed or min(longest, reading.sequence_length or max(LENGTH, longest))
-        inner: tuple[int, ...] = ()
-        if depth:
-            inner = (self.length,) if self.ragged else self._inner(depth)
-        dtype = library().array([], leaf).to_numpy(zero_copy_only=False).dtype  # its other ways may need pandas
-        # Python's floats are saved as float64, and `datasets` returns them as float32, too.
-        self.rounded = dtype == np.float64 and entry is not None and entry.dtype == np.float32
-        super().__init__((len(column), *inner), np.dtype(np.float32) if self.rounded else dtype)
-
-    def _inner(self, depth: int) -> tuple[int, ...]:
-        with readable(self.source):
-            shape: tuple[int, ...] = np.asarray(self.column[0].as_py()).shape
-        if len(shape) != depth:
-            raise DataError(f"{self.source}: lists of different lengths", hint="Save rows of one shape")
-        return shape
-
-    def rows(self, numbers: Ints) -> Array:
-        """Return the values of these rows."""
-        taken = self._taken(numbers)
-        sizes = _sizes(taken) if self.ragged else None
-        while hasattr(taken, "flatten") and _leaf(taken.type)[0]:
-            taken = taken.flatten()
-        if taken.null_count:
-            raise DataError(f"{self.source}: values are missing", hint="Remove those rows")
-        with readable(self.source):
-            values = taken.to_numpy(zero_copy_only=False).astype(self.dtype, copy=False)
-            if sizes is None:
-                return np.asarray(values.reshape(len(numbers), *self.shape[1:]))
-        longest = self.fixed or min(int(sizes.max(initial=0)), self.length)
-        table, start = np.zeros((len(numbers), longest), self.dtype), 0
-        for row, size in enumerate(sizes):
-            table[row, : min(size, longest)] = values[start : start + min(size, longest)]
-            start += size
-        return table
-
-    def lengths(self, numbers: Ints) -> Ints:
-        """Return the number of values in each of these rows."""
-        return _sizes(self._taken(numbers))
-
-    def _taken(self, numbers: Ints) -> Any:
-        taken = self.column.take(library().array(numbers)).combine_chunks()
-        return taken.storage if isinstance(taken, library().ExtensionArray) else taken
-
-
-class Lengths(Column):
-    """The mask of rows of different lengths."""
-
-    def __init__(self, values: Numbers, entry: Input) -> None:
-        self.values = values
-        super().__init__(values.shape[:2], entry.dtype)
-
-    def rows(self, numbers: Ints) -> Array:
-        """Return 1 for values and 0 for padding."""
-        width = self.values.rows(numbers).shape[1]
-        return (np.arange(width) < self.values.lengths(numbers)[:, None]).astype(self.dtype)
-
-
-def _sizes(column: Any) -> Ints:
-    """Return the lengths of a column's lists, without reading their values."""
-    from pyarrow import compute
-
-    return np.asarray(compute.list_value_length(column).fill_null(0).to_numpy())
 
 
 DATASET = Kind(is_dataset, from_dataset, SCALE | TEXT)

@@ -18,7 +18,7 @@ import numpy as np
 from onnxgrail.calibration.feeds.kinds.kind import TEXT, Kind, with_suffix
 from onnxgrail.calibration.feeds.matching import from_mapping, positions, role_of
 from onnxgrail.calibration.feeds.parts import Column, Part, readable
-from onnxgrail.calibration.feeds.reading import LENGTH, Reading
+from onnxgrail.calibration.feeds.reading import LENGTH, Reading, tokenizer_file
 from onnxgrail.calibration.feeds.signature import Input, Signature, describe
 from onnxgrail.core import Array, Ints
 from onnxgrail.errors import DataError
@@ -26,7 +26,7 @@ from onnxgrail.machine.extras import extra
 
 PROBE = 2**14  # bytes from which the bytes per token are estimated
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
-NAME, OTHERS = "tokenizer.json", (".model", ".txt", ".vocab")  # of this library, and suffixes of other ones
+OTHERS = (".model", ".txt", ".vocab")  # suffixes of tokenizers of other libraries
 WHERE = "tokenizer.json beside the model it was trained with"
 
 Take = Callable[[int], str]
@@ -98,7 +98,7 @@ class Tokens:
         if reading.tokenizer is None:
             raise DataError(f"{source}: text needs a tokenizer", hint=f"Give --tokenizer FILE ({WHERE})")
         library = extra("tokenizers", "text", "text needs tokenizers")
-        file = reading.tokenizer / NAME if reading.tokenizer.is_dir() else reading.tokenizer
+        file = tokenizer_file(reading.tokenizer)
         if not file.is_file():
             raise DataError(f"no tokenizer at {str(file)!r}", hint=f"Give a {WHERE}")
         if file.suffix.lower() in OTHERS:
