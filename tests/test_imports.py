@@ -124,6 +124,13 @@ def test_help_starts_quickly() -> None:
     assert min(seconds() for _ in range(3)) < HELP_LIMIT
 
 
+def test_the_library_starts_without_scipy() -> None:
+    """Half a second of each start; steps that need a part of it import that part."""
+    code = "import onnxgrail.commands.compress, sys; print([n for n in sys.modules if n.split('.')[0] == 'scipy'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_plain_run_imports_only_what_it_needs(tmp_path: Path) -> None:
     onnx.save(nets.mlp(), tmp_path / "m.onnx")
     words = ["compress", "m.onnx", "--ratio=0.3", "--report", "m.json", "--quiet"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.ndimage import zoom
 
 from onnxgrail.core import Array, Feed, Floats
 
@@ -83,6 +82,8 @@ def _enlarged(given: Array, axis: int, times: int) -> Floats:
     values = given.astype(np.float64)
     if times == 1:
         return values
+    from scipy.ndimage import zoom  # slow to import, and few models make images larger
+
     return np.asarray(
         zoom(values, [1 if a in (0, axis) else times for a in range(4)], order=1, mode="nearest", grid_mode=True)
     )

@@ -107,13 +107,18 @@ def test_a_run_is_repeated_to_the_same_bytes(halved: tuple[Any, Path, Path], tmp
     assert (tmp_path / "again.onnx").read_bytes() == written.read_bytes()
 
 
-@pytest.mark.parametrize("choices", [{"target_params": "70%"}, {"ratio": 0.3}, {"ratio": 0.3, "closed_loop": False}])
+@pytest.mark.parametrize(
+    "choices",
+    [{"target_params": "70%"}, {"target_macs": "70%"}, {"ratio": 0.3}, {"ratio": 0.3, "closed_loop": False}],
+)
 def test_matrices_between_do_not_count(choices: dict[str, Any]) -> None:
     result = onnxgrail.compress(decoder(), data=feeds(), kv_io=True, round_to=1, **choices)
     data = result.report.data["model"]
     stored = parameters(decoder())
     assert (data["params_before"], data["params_after"]) == (stored, parameters(result.model))
-    assert 0.6 * stored < data["params_after"] <= 0.71 * stored
+    compared = onnxgrail.compare(decoder(), result.model, data=feeds()).to_data()
+    assert (data["macs_before"], data["macs_after"]) == (compared["a"]["macs"], compared["b"]["macs"])
+    assert 0.6 * stored < data["params_after"] <= 0.76 * stored
     assert {b["kind"] for b in result.report.data["blocks"]} >= {*INNER}
     told = [name for block in result.report.data["blocks"] for name in [m["initializer"] for m in block["members"]]]
     assert not [name for name in told if "past" in name or "present" in name]

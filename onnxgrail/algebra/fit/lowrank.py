@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 
 from onnxgrail.core import Array, Floats, Ints
 
@@ -69,17 +68,21 @@ def whitened(weight: Array, gram: Floats) -> Spectrum:
     References:
         Wang et al. 2024, SVD-LLM, arXiv:2403.07378, with damping.
     """
+    from scipy import linalg  # slow to import, and only factors need it
+
     level = DAMPING * max(float(np.trace(gram)) / len(gram), 1e-30)
-    root = scipy.linalg.cholesky(gram + level * np.eye(len(gram)), lower=True)
+    root = linalg.cholesky(gram + level * np.eye(len(gram)), lower=True)
     left, values, right = _svd(root.T @ np.asarray(weight, dtype=np.float64))
-    return Spectrum(scipy.linalg.solve_triangular(root, left, lower=True, trans="T"), values, right)
+    return Spectrum(linalg.solve_triangular(root, left, lower=True, trans="T"), values, right)
 
 
 def _svd(array: Floats) -> tuple[Floats, Floats, Floats]:
+    from scipy import linalg  # slow to import
+
     try:
-        found: tuple[Floats, Floats, Floats] = scipy.linalg.svd(array, full_matrices=False)
+        found: tuple[Floats, Floats, Floats] = linalg.svd(array, full_matrices=False)
     except np.linalg.LinAlgError:  # the faster driver does not always converge
-        found = scipy.linalg.svd(array, full_matrices=False, lapack_driver="gesvd")
+        found = linalg.svd(array, full_matrices=False, lapack_driver="gesvd")
     return found
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from onnxgrail.core import Array, Feed, Floats, Ints
 from onnxgrail.fidelity.kinds.part import ACTIVE, BOX, in_unit
@@ -129,6 +128,8 @@ def _matches(scores: Scores, mine: Mapping[str, Array], theirs: Mapping[str, Arr
         some = np.flatnonzero(_scores(scores, side) > ACTIVE / 2)
         places = side[_place(side)] if column is None else side[name][:, :BOX]
         sides.append((some, places[some].astype(np.float64), _labels(scores, mine, side)[some]))
+    from scipy.optimize import linear_sum_assignment  # slow to import, and few models detect things
+
     (ours, one, these), (others, two, those) = sides
     alike = (these[:, None] == those[None]).all(axis=2)
     near = np.where(alike, _near(one, two), 0.0)

@@ -119,11 +119,11 @@ def shapes(survey: Survey, dead: Bools | None) -> Shapes:
 
 
 def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
-    """Count the multiply-accumulates of one node on the probe feed."""
+    """Count the multiply-accumulates of one node on the probe feed; 0 between a cache and heads: it is not written."""
     names = names_of(node.inputs)
     output = key(node)
     known = output in survey.facts.shapes and all(not n or n in survey.facts.shapes for n in names[:4])
-    if node.op_type not in PRODUCTS or not known:
+    if node.op_type not in PRODUCTS or not known or is_cached(node):
         return survey.repeated.get(output, 0)
     shape, held = shapes(survey, dead), partial(operand_shape, node, survey, dead)
     if node.op_type in MIXTURES:
@@ -171,7 +171,7 @@ def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
         for number in owned(owner, units_in(holding)):
             holdings[number].append(holding)
     nodes: dict[int, list[ir.Node]] = defaultdict(list)
-    for node in (node for node in model.graph if not is_cached(node)):
+    for node in model.graph:
         for number in owned(owner, units_of(node, survey)):
             nodes[number].append(node)
     found = []

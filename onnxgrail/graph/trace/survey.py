@@ -45,9 +45,12 @@ class Operand:
     def narrowed(self, array: Array, dead: Bools) -> Array:
         """Return the constant without the positions of dead units."""
         for axis, numbers in self.units.items():
-            array = np.compress(~dead[numbers], array, axis=axis)
+            kept = ~dead[numbers]
+            if kept.all():
+                continue
+            array = np.compress(kept, array, axis=axis)
             if self.scaled:
-                array = (array / np.sqrt((~dead[numbers]).mean())).astype(array.dtype)
+                array = (array / np.sqrt(kept.mean())).astype(array.dtype)
         return np.array(array, order="C")
 
 
