@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
+from onnxgrail.calibration.feeds import kinds
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source, read_apart
 from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, apart, asked_for
@@ -78,8 +79,9 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     reading = reading_for(recipe)
     own: Batches | None = None
     if source is not None:
-        every = Sampling(batch_size=recipe.batch_size)
-        own, _ = read_apart(source, signature, 0, every, reading=reading, group=group)
+        every, settings = Sampling(batch_size=recipe.batch_size), _for_one(reading, source, data)
+        own, _ = read_apart(source, signature, 0, every, reading=settings, group=group)
+        reading = _for_one(reading, data, source)
     held: Batches | None = None
     if data is not None:
         searched = recipe.max_loss is not None and count is None
@@ -95,6 +97,12 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     if own is not None:
         return batches, HeldOut(asked=own.source, batches=own, own=True)
     return batches, None if held is None else HeldOut(asked=str(count or AUTO), batches=held, own=False)
+
+
+def _for_one(reading: Reading, source: Any, other: Any) -> Reading:
+    """Return the settings for one of two sources of data: without those that have an effect on the other one only."""
+    left_out: dict[str, Any] = dict.fromkeys(kinds.takes(other) - kinds.takes(source))
+    return replace(reading, **left_out)
 
 
 def _same(one: Any, other: Any) -> bool:

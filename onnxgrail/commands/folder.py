@@ -63,9 +63,10 @@ def compress_folder(
     exported, dry = exported_of(Path(folder)), bool(options.get("dry_run"))
     target = Path(output) if output is not None else Path(f"{Path(folder).absolute()}.compressed")
     _check(exported, target, options)
+    stated = {name: value for name, value in options.items() if value is not None}
     results, copied, first = {}, {}, None
     for graph in exported.graphs:
-        settings = exported.settings(data) | {name: value for name, value in options.items() if value is not None}
+        settings = exported.settings(data, held_out) | stated
         try:
             found = None if dry else target / graph
             results[graph.as_posix()] = _compressed(exported, graph, found, data, held_out, settings)

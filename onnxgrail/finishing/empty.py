@@ -14,11 +14,14 @@ from onnxgrail.finishing.shipped import Shipped
 from onnxgrail.job.places import Places
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
+from onnxgrail.options import Metric
 from onnxgrail.report.build import report_of
 from onnxgrail.report.notes import fewer_bits
 from onnxgrail.report.sizes import Made
 from onnxgrail.report.summary import nothing_text
 from onnxgrail.search.latency import slower
+
+UNITS = {"params": "parameters", "macs": "multiply-accumulates", "size": "bytes"}
 
 
 def check_gain(prepared: Prepared, decision: Decision, shipped: Shipped, job: Job, places: Places) -> None:
@@ -60,10 +63,9 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) ->
     if search is not None and (decision.narrowable or (recipe.only_bits and search.tried)):
         text, hint = _beyond(search, recipe.quantize)
     elif budget is not None and budget.before <= budget.limit:
-        text = (
-            f"nothing could be compressed: {budget.target.option} {budget.target.text} allows {budget.limit:.6g} and "
-            f"the model has {budget.before:.6g}"
-        )
+        allowed, given = (_cost(value, budget.target.metric) for value in (budget.limit, budget.before))
+        asked = f"{budget.target.option} {budget.target.text}"
+        text = f"nothing could be compressed: {asked} allows {allowed} and the model has {given}"
     elif recipe.only_bits:
         text = f"nothing could be compressed: {decision.allocation.note or 'all weights keep their bits'}"
         hint = "Leave out --only-bits"
@@ -91,6 +93,11 @@ def no_blocks(prepared: Prepared, chosen: Sequence[Block], refusals: Sequence[Re
     kinds = ", ".join(dict.fromkeys(b.kind for b in found))
     text = f"nothing could be compressed: none of the {len(found)} blocks is of the kinds and names asked for"
     return text, f"They are of kind {kinds}; `onnxgrail inspect` names them"
+
+
+def _cost(value: float, metric: Metric) -> str:
+    """Return a cost with its unit: 221,994 parameters, 0.185 ms."""
+    return f"{value:.3g} ms" if metric == "latency" else f"{value:,.0f} {UNITS[metric]}"
 
 
 def _amount(recipe: Recipe) -> str:

@@ -50,13 +50,13 @@ class Exported:
         found = [graph for graph in self.graphs if graph.stem.startswith("encoder")]
         return self.root / found[0] if len(found) == 1 and len(self.graphs) > 1 else None
 
-    def settings(self, data: Any) -> dict[str, Any]:
-        """Return how calibration data are read: the tokenizer and what the image processor does, where they apply.
+    def settings(self, *sources: Any) -> dict[str, Any]:
+        """Return how data of these sources are read: the tokenizer and what the image processor does, where they apply.
 
         Raises:
             ModelError: the configuration of the image processor is broken.
         """
-        wanted = kinds.takes(data) if isinstance(data, str | Path) else frozenset()
+        wanted = frozenset[str]().union(*map(kinds.takes, sources))
         found: dict[str, Any] = {}
         if "tokenizer" in wanted and (self.root / TOKENIZER).is_file():
             found["tokenizer"] = self.root / TOKENIZER

@@ -125,6 +125,20 @@ def test_one_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     onnx.checker.check_model(tmp_path / "o.onnx")
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_settings_count_for_the_source_that_they_are_for(
+    held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = [*pictures(tmp_path)[:1], *archive(tmp_path)][:: -1 if held else 1]
+    refused = compress("digits_resnet", "--data", "d.npz", "--held-out", "d.npz", *SCALE)
+    assert refused.exit_code == 2
+    assert "--image-mean does nothing for" in refused.stderr
+    result = compress("digits_resnet", "--data", first, "--held-out", second, *SCALE)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["verification"]["held_out"]["samples"] == 4
+
+
 def test_compare_reads_the_same_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for model, make in (("digits_vit", pictures), ("char_llama", letters)):

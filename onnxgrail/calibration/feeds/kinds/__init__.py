@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from onnxgrail import registry
 from onnxgrail.calibration.feeds.kinds.kind import Kind
@@ -52,9 +53,9 @@ def reads(path: str | os.PathLike[str], what: str) -> Read:
     return Read(path=place, what=what) if name is None else Read(path=place, what=what, holds=KINDS[name].holds)
 
 
-def takes(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Return the settings of `Reading` that have an effect on the data at a path; none if there are no such data."""
-    name = _name(Path(path))
+def takes(source: Any) -> frozenset[str]:
+    """Return the settings of `Reading` that have an effect on data; none if they are at no path, or unknown."""
+    name = _name(Path(source)) if isinstance(source, str | os.PathLike) else None
     return frozenset() if name is None else KINDS[name].takes
 
 
