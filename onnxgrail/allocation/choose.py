@@ -346,5 +346,5 @@ def _preferred(multiple: int, tried: Mapping[int, float]) -> str:
     """Return a note on the compared multiples, '' if only one was tried."""
     if len(tried) < 2:
         return ""
-    kept = ", ".join(f"{kept:.4g} with multiples of {number}" for number, kept in sorted(tried.items()))
+    kept = ", ".join(f"{kept:,.0f} with multiples of {number}" for number, kept in sorted(tried.items()))
     return f"widths are multiples of {multiple}: multiply-accumulates left within the time are {kept}"

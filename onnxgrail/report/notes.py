@@ -213,10 +213,11 @@ def _interface(ports: Sequence[Port], decision: Decision) -> str:
 def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:
     """Return a note on convolutions that do not fill the last block of channels of ONNX Runtime's kernels.
 
-    A search knows what its widths cost.
+    A search knows what its widths cost, and so does a limit of time.
     """
     convolved = [c for c in decision.changes if prepared.survey.convolved(c.block)]
-    if not convolved or decision.allocation.found is not None or recipe.providers[0] not in CPU:
+    known = decision.allocation.found is not None or recipe.target_latency is not None
+    if not convolved or known or recipe.providers[0] not in CPU:
         return ""
     block = channel_block()
     odd = sum(len(c.reducer.kept) * c.block.unit_size % block > 0 for c in convolved)
@@ -254,7 +255,9 @@ def _clamped(changes: Sequence[Change]) -> str:
 
 
 def _early(recipe: Recipe) -> str:
-    """Return a note on a target for the size that does not know the bytes after quantization by a tool."""
+    """Return a note on a target for the size or the latency that does not know what quantization makes of it."""
+    if recipe.target_latency is not None and recipe.quantize != "none":
+        return f"--target-latency is for the model before --quantize {recipe.quantize}; `onnxgrail bench` measures the file"
     if recipe.target_size is None or recipe.quantize in ("none", *WEIGHTS):
         return ""
     return f"--target-size counts the file before --quantize {recipe.quantize}, which makes it smaller still"
