@@ -15,10 +15,10 @@ from onnxgrail.allocation.balance import PROMISE, Fit, balanced, by_units
 from onnxgrail.allocation.few import Bits, Moved, fewest, given_bits, held, lowered, plain, raised, with_bits
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths, ladders_of
 from onnxgrail.allocation.losses import Search, Way, Ways, evidence, tells
-from onnxgrail.allocation.measures import Measure, built, measure_of, stopwatch
+from onnxgrail.allocation.measures import Measure, built, measure_of
 from onnxgrail.allocation.outcome import answer, counted
 from onnxgrail.allocation.result import Allocation, Budget, at_widths
-from onnxgrail.allocation.timed import Timing, fitted_to_time
+from onnxgrail.allocation.timed import Timing, fitted_to_time, stopwatch
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.blocking import channel_block
 from onnxgrail.calibration.runtime.session import CPU
@@ -186,7 +186,7 @@ def _corrected(
         """Return the cost of the built model beyond the counted one; 0 if it is not built."""
         widths = tuple(fit.widths.values())
         if widths not in known:
-            real = built(search.prepared, search.recipe, metric, fit.widths, bits)
+            real = built(search.prepared, search.job, metric, fit.widths, bits)
             known[widths] = 0.0 if real is None else real - measure(fit.widths)
         return known[widths]
 
@@ -262,7 +262,7 @@ def _held(search: Search, measure: Measure, limit: float, fit: tuple[Fit, Bits],
         limit,
         lambda bits: with_bits(here, search.rungs, bits)(best.widths),
         functools.partial(moved, search.rungs, bits),
-        lambda bits: built(search.prepared, search.recipe, "size", best.widths, bits),
+        lambda bits: built(search.prepared, search.job, "size", best.widths, bits),
     )
 
 
@@ -300,7 +300,7 @@ def with_names(search: Search, measure: Measure) -> tuple[Search, Measure]:
 
 def _measured(search: Search, measure: Measure, fit: Fit, bits: Bits) -> Measure:
     """Return the measure that counts what the built model of a fit takes."""
-    real = built(search.prepared, search.recipe, "size", fit.widths, bits)
+    real = built(search.prepared, search.job, "size", fit.widths, bits)
     more = 0.0 if real is None else real - with_bits(measure, search.rungs, bits)(fit.widths)
     return replace(measure, before=measure.before + more)
 

@@ -1,31 +1,25 @@
-"""Costs of a prepared model at given widths: counted exactly, read from a built model, or timed."""
+"""Costs of a prepared model at given widths: counted exactly, or read from a built model."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import onnx_ir as ir
-
-from onnxgrail.calibration.feeds.signature import signature_of
 from onnxgrail.calibration.prepared import Prepared, narrowed
 from onnxgrail.calibration.quantize.light import blank, converted, light_of
-from onnxgrail.calibration.runtime.latency import in_turn, single, times_of
-from onnxgrail.calibration.runtime.timing import Times
-from onnxgrail.core import Block, Recipe
+from onnxgrail.core import Block
 from onnxgrail.graph.bits.plan import NONE, TABLE, beside, plan_of, with_initializers
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Counted, Meter, Size, dead_of, meter_of
 from onnxgrail.graph.cost.spare import surplus
-from onnxgrail.graph.io.model_file import HEAVY, LIMIT, bytes_on_disk, running_bytes, weight_bytes
-from onnxgrail.graph.io.serial import pack, to_bytes
+from onnxgrail.graph.io.model_file import LIMIT, bytes_on_disk, weight_bytes
+from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.graph.notes import note_bytes
 from onnxgrail.graph.rewrite import weights
-from onnxgrail.graph.rewrite.interface import between, fit
 from onnxgrail.graph.trace.survey import Ledger
+from onnxgrail.machine.job import Job
 from onnxgrail.options import Metric
 from onnxgrail.recipe.storage import mark
 
@@ -119,19 +113,19 @@ def _counted(prepared: Prepared, metric: Metric) -> float:
 
 
 def built(
-    prepared: Prepared, recipe: Recipe, metric: Metric, widths: Mapping[str, int], bits: Mapping[str, int] = NONE
+    prepared: Prepared, job: Job, metric: Metric, widths: Mapping[str, int], bits: Mapping[str, int] = NONE
 ) -> float | None:
     """Compute the cost in a model that is really narrowed (with split shared weights, stored shapes and the recipe).
 
     Args:
         prepared: the model.
-        recipe: is written into the file.
+        job: the run; its recipe is written into the file.
         metric: `params` or `size`; None is returned for others.
         widths: block name to units that stay.
         bits: by weight, see `graph.bits.plan.plan_of`.
 
     Returns:
-        None for multiply-accumulates, and for files with external weights: there counting is all there is.
+        None for multiply-accumulates, and for very large models: there counting is all there is.
     """
     if metric not in ("params", "size"):
         return None
@@ -143,58 +137,19 @@ def built(
         unused = surplus(left.model, left.survey, counted, dead_of(left.survey, widths))
     if metric == "params":
         return counting.parameters(slim) - unused
-    mark(slim, recipe)
+    mark(slim, job.recipe)
     if bits:
         slim = with_initializers(slim)
         bits = beside(slim, bits)
-        plan = plan_of(slim, prepared.survey.facts, recipe, bits)
-        store_blank(slim, plan, recipe)
+        plan = plan_of(slim, prepared.survey.facts, job.recipe, bits)
+        store_blank(slim, plan, job.recipe)
         bits = {**bits, **dict.fromkeys(plan.coded, TABLE)}
         if converted(slim, bits):
             slim = (light_of(slim, ()) if prepared.batches.synthetic else blank(slim)).with_bits(bits)
-    return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim) - unused
-
-
-def stopwatch(prepared: Prepared, recipe: Recipe) -> Callable[[Mapping[str, int]], tuple[float, float]]:
-    """Return a function that times a run of the original and of the model at given widths in turn, in milliseconds."""
-    feed = single(next(iter(prepared.batches)), signature_of(prepared.model))
-    before = to_bytes(prepared.given)
-
-    def timed(widths: Mapping[str, int]) -> tuple[float, float]:
-        ledger = ledger_of(prepared, widths)
-        slim = narrowed(prepared, ledger)
-        after = to_bytes(slim)
-        feeds = feed, fit(feed, between(prepared.model, slim))
-        return in_turn(before, after, feeds, providers=recipe.providers)
-
-    return timed
+    return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim, job.weights) - unused
 
 
 def ledger_of(prepared: Prepared, widths: Mapping[str, int]) -> Ledger:
     """Return decisions that give blocks these widths and change no weight."""
     empty = weights.empty(prepared.survey)
     return Ledger(dead=dead_of(prepared.survey, widths), arrays=empty.arrays)
-
-
-def latencies(
-    models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe, *, most: float = math.inf
-) -> tuple[Times, ...] | None:
-    """Measure the milliseconds per sample of a model and of results of narrowing it, in turns.
-
-    Args:
-        models: the original first.
-        prepared: the original.
-        recipe: the options; the providers are used.
-        most: bytes that the weights of all models may take together while they run.
-
-    Returns:
-        None if the models are too large to open again.
-
-    Raises:
-        ModelError: ONNX Runtime does not run one of them.
-    """
-    if max(map(weight_bytes, models)) > HEAVY or sum(map(running_bytes, models)) > most:
-        return None
-    feed = single(prepared.feed, signature_of(prepared.model))
-    feeds = [fit(feed, between(prepared.model, model)) for model in models]
-    return times_of(map(pack, models), feeds, providers=recipe.providers)

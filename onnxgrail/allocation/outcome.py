@@ -36,7 +36,7 @@ def answer(search: Search, budget: Budget | None, fit: Fit, used: str, bits: Bit
 def _reachable(search: Search, budget: Budget, fit: Fit, bits: Bits) -> None:
     if fit.reached:
         return
-    real = built(search.prepared, search.recipe, budget.target.metric, fit.widths, bits)
+    real = built(search.prepared, search.job, budget.target.metric, fit.widths, bits)
     budget = replace(budget, found=budget.found if real is None else real)
     spec, unit = (".3g", " ms") if budget.target.metric == "latency" else (",.0f", "")
     share = f"{budget.found / max(budget.before, 1e-9):.1%}"

@@ -1,14 +1,25 @@
-"""Widths under a latency target, which can only be measured."""
+"""Latencies of models, measured in turn, and widths under a target for the latency."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrail.allocation.balance import Fit
 from onnxgrail.allocation.ladders import Ideal, Ladder, Widths
+from onnxgrail.allocation.measures import ledger_of
+from onnxgrail.calibration.feeds.signature import signature_of
+from onnxgrail.calibration.prepared import Prepared, narrowed
+from onnxgrail.calibration.runtime.latency import in_turn, single, times_of
+from onnxgrail.calibration.runtime.timing import Times
+from onnxgrail.core import Recipe
+from onnxgrail.graph.io.model_file import HEAVY, running_bytes, weight_bytes
+from onnxgrail.graph.io.serial import pack, to_bytes
+from onnxgrail.graph.rewrite import interface
 from onnxgrail.machine.amounts import Target
 
 GRID = (0.25, 0.5, 0.75)
@@ -28,7 +39,7 @@ class Timing:
     found: float
 
 
-def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, stopwatch: Stopwatch, target: Target) -> Timing:
+def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, watch: Stopwatch, target: Target) -> Timing:
     """Find the least narrowing whose measured latency is within the target.
 
     A few scalars are measured, the latency in between is interpolated as a decreasing function, and the guess is
@@ -38,7 +49,7 @@ def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, stopwatch: Stopwatch
     Args:
         ladders: the blocks.
         ideal: schedule.
-        stopwatch: milliseconds of the original and of the model at given widths.
+        watch: milliseconds of the original and of the model at given widths.
         target: the latency.
     """
     shares: dict[float, float] = {}
@@ -47,7 +58,7 @@ def fitted_to_time(ladders: Sequence[Ladder], ideal: Ideal, stopwatch: Stopwatch
 
     def share(s: float) -> float:
         widths[s] = rounded(ladders, ideal, s)
-        before, after = stopwatch(widths[s])
+        before, after = watch(widths[s])
         originals.append(before)
         return after / before
 
@@ -104,3 +115,42 @@ def _fit_at(widths: Widths, ideal: Ideal, s: float, *, reached: bool) -> Fit:
     """Return the widths at one scalar of a schedule, with those that it asks for."""
     wanted = dict(ideal(s)) if 0 < s < 1 else {name: float(width) for name, width in widths.items()}
     return Fit(widths, wanted, reached=reached)
+
+
+def stopwatch(prepared: Prepared, recipe: Recipe) -> Stopwatch:
+    """Return a function that times a run of the original and of the model at given widths in turn, in milliseconds."""
+    feed = single(next(iter(prepared.batches)), signature_of(prepared.model))
+    before = to_bytes(prepared.given)
+
+    def timed(widths: Mapping[str, int]) -> tuple[float, float]:
+        ledger = ledger_of(prepared, widths)
+        slim = narrowed(prepared, ledger)
+        after = to_bytes(slim)
+        feeds = feed, interface.fit(feed, interface.between(prepared.model, slim))
+        return in_turn(before, after, feeds, providers=recipe.providers)
+
+    return timed
+
+
+def latencies(
+    models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe, *, most: float = math.inf
+) -> tuple[Times, ...] | None:
+    """Measure the milliseconds per sample of a model and of results of narrowing it, in turns.
+
+    Args:
+        models: the original first.
+        prepared: the original.
+        recipe: the options; the providers are used.
+        most: bytes that the weights of all models may take together while they run.
+
+    Returns:
+        None if the models are too large to open again.
+
+    Raises:
+        ModelError: ONNX Runtime does not run one of them.
+    """
+    if max(map(weight_bytes, models)) > HEAVY or sum(map(running_bytes, models)) > most:
+        return None
+    feed = single(prepared.feed, signature_of(prepared.model))
+    feeds = [interface.fit(feed, interface.between(prepared.model, model)) for model in models]
+    return times_of(map(pack, models), feeds, providers=recipe.providers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -110,10 +111,12 @@ def compress(
         used = {"the statistics": stats, "the tokenizer": recipe.tokenizer, "an operator library": files_of(custom_ops)}
         used |= {"the metric": metric, "the ids of --keep-tokens": recipe.keep_tokens}
         places = places.reading(reads({"the input": model}, data, held_out, used))
-    with opened(recipe, places, custom_ops=custom_ops, group=group, progress=progress) as job:
+    with opened(recipe, places, custom_ops=custom_ops, group=group, progress=progress) as begun:
         check_data(recipe, data)
-        prepared = prepare(model, data, job, held_out, metric)
+        prepared = prepare(model, data, begun, held_out, metric)
         given = prepared.original
+        apart = external(given, save_as_external_data)
+        job = replace(begun, weights=weights_of(target, apart))
         with unchanged(given):
             agree(job.group, prepared)
             shipping.check(prepared, recipe)
@@ -123,9 +126,7 @@ def compress(
                 raise nothing(source, decision, job, places)
             if not job.first:
                 return result_of_follower(source, job, decision)
-            apart = external(given, save_as_external_data)
-            made, weights = (source, decision), weights_of(target, apart)
-            (source, decision), worked, shipped = finished(prepared, made, job, latency=latency, weights=weights)
+            (source, decision), worked, shipped = finished(prepared, (source, decision), job, latency=latency)
             check_gain(source, decision, shipped, job, places)
             with job.clock.stage("write"):
                 written = places.write(shipped.model, job, apart=apart, sources=[given])

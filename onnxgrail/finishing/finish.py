@@ -21,7 +21,7 @@ AGAIN = "fitted to all data, what the search had chosen would lose too much, so 
 
 
 def finished(
-    prepared: Prepared, made: tuple[Prepared, Decision], job: Job, *, latency: bool, weights: str
+    prepared: Prepared, made: tuple[Prepared, Decision], job: Job, *, latency: bool
 ) -> tuple[tuple[Prepared, Decision], Worked, Shipped]:
     """Narrow and finish the model, in the first process.
 
@@ -33,12 +33,11 @@ def finished(
         made: the model that the decision is about, and the decision.
         job: the run.
         latency: see `ship`.
-        weights: see `ship`.
 
     Returns:
         The model and the decision that was finished, the results of further methods, and the finished model.
     """
-    done = _finished(made, job, latency=latency, weights=weights)
+    done = _finished(made, job, latency=latency)
     for _ in range(TIMES):
         (_, decision), _, shipped = done
         search = decision.allocation.found
@@ -51,18 +50,18 @@ def finished(
             break
         note = "; ".join(filter(None, (allocation.note, AGAIN)))
         made = source, replace(decision, allocation=replace(allocation, note=note))
-        done = _finished(made, job, latency=latency, weights=weights)
+        done = _finished(made, job, latency=latency)
     return done
 
 
 def _finished(
-    made: tuple[Prepared, Decision], job: Job, *, latency: bool, weights: str
+    made: tuple[Prepared, Decision], job: Job, *, latency: bool
 ) -> tuple[tuple[Prepared, Decision], Worked, Shipped]:
     source, decision = made
     with job.clock.stage("narrow"):
         slim = narrowed(source, decision.ledger)
     worked = methods.apply(source, decision, slim, job)
-    return made, worked, ship(source, decision, slim, job, latency=latency, weights=weights)
+    return made, worked, ship(source, decision, slim, job, latency=latency)
 
 
 def _corrected(job: Job, key: str, loss: Judged) -> Job:

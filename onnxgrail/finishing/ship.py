@@ -7,7 +7,7 @@ import math
 
 import onnx_ir as ir
 
-from onnxgrail.allocation.measures import latencies
+from onnxgrail.allocation.timed import latencies
 from onnxgrail.calibration import quantize
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize.form import modern
@@ -59,9 +59,7 @@ def check(prepared: Prepared, recipe: Recipe) -> None:
     plan.check(prepared.model, recipe)
 
 
-def ship(
-    prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, latency: bool = False, weights: str = ""
-) -> Shipped:
+def ship(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, latency: bool = False) -> Shipped:
     """Turn the narrowed model into the model that is written.
 
     Simplification comes after the narrowing, because names of nodes and weights in options and report are those of the
@@ -74,7 +72,6 @@ def ship(
         slim: the narrowed model.
         job: the run.
         latency: measure the latency of the original and the result.
-        weights: name of the file that takes the weights; empty if they stay in the model file.
 
     Raises:
         ModelError: a tool fails, or ONNX Runtime does not run the result.
@@ -105,7 +102,9 @@ def ship(
         "quantization": quantization,
         "target": None if recipe.target is None else targets.check(final, recipe.target, strict=recipe.strict),
     }
-    return Shipped(model=final, narrowed=slim, verification=verification, results=results, keys=keys, weights=weights)
+    return Shipped(
+        model=final, narrowed=slim, verification=verification, results=results, keys=keys, weights=job.weights
+    )
 
 
 def _slow(before: Times, after: Times) -> list[str]:

@@ -13,17 +13,19 @@ from onnxgrail.machine.steps.steps import Steps
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Job:
-    """The choices of a run, the steps it has finished, and its clock.
+    """The choices of a run, the steps it has finished, its clock, and where its weights go.
 
     Attributes:
         recipe: the user's choices.
         steps: results of earlier runs, and the other processes.
         clock: seconds per stage; reports the progress.
+        weights: a name as long as that of the file that takes the weights; empty if they stay in the model file.
     """
 
     recipe: Recipe
     steps: Steps = field(default_factory=Steps)
     clock: Clock = field(default_factory=Clock)
+    weights: str = ""
 
     @property
     def group(self) -> Group:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.allocation.measures import Measure, latencies, measure_of
+from onnxgrail.allocation.measures import Measure, measure_of
+from onnxgrail.allocation.timed import latencies
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Block, Bools, Floats, Recipe

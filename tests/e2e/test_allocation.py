@@ -195,14 +195,15 @@ def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: py
     assert "made up" in {r["reason"] for r in data["refusals"]}
 
 
-def test_a_file_that_needs_more_than_was_counted_is_owned_up_to(tmp_path: Path) -> None:
-    data = compressed(
-        DIGITS.model, DIGITS.calibration, tmp_path / "o.onnx", target_size="60%", save_as_external_data=True
-    )
+@pytest.mark.parametrize("share", [0.3, 0.15])
+def test_weights_in_a_second_file_count_for_a_size(share: float, tmp_path: Path) -> None:
+    choices = {"target_size": f"{share:.0%}", "samples": 32, "compensate": "grail", "save_as_external_data": True}
+    vit = models.load("digits_vit")
+    data = compressed(vit.model, vit.calibration, tmp_path / "o.onnx", **choices)
     budget = data["model"]["budget"]
     assert budget["achieved"] == sum(file.stat().st_size for file in tmp_path.iterdir())
-    assert any("target missed" in note for note in data["notes"]) == (budget["achieved"] > budget["limit"])
-    assert budget["achieved"] <= 1.03 * budget["limit"]
+    assert 0.95 * budget["limit"] < budget["achieved"] <= budget["limit"]
+    assert not any("target missed" in note for note in data["notes"])
 
 
 def test_two_convolutions_that_cost_more_than_one_take_nothing_of_a_budget(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_file_a_little_larger_than_counted_costs_little(moved: Moved, given: i
 def test_bits_that_are_a_few_bytes_too_large_are_lowered_a_little(search: Search) -> None:
     full = {block.name: block.units for block in search.blocks}
     eight: Bits = {rung.weight: 8 for rung in search.rungs}
-    real = built(search.prepared, search.recipe, "size", full, eight)
+    real = built(search.prepared, search.job, "size", full, eight)
     assert real is not None
     job = replace(search.job, recipe=replace(search.recipe, target_size=int(real) - 10))
     found = allocate(replace(search, job=job, together=lambda *_: Ways([(eight, None)], lambda _: 0)))
