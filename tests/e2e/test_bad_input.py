@@ -32,6 +32,8 @@ def folder(tmp_path: Path) -> Path:
     data = model.SerializeToString()
     (tmp_path / "text.onnx").write_text("this is no model\n" * 50)
     (tmp_path / "empty.onnx").write_bytes(b"")
+    (tmp_path / "mobile.ort").write_bytes(b"\x20\0\0\0ORTM" + bytes(range(200)))
+    (tmp_path / "pointer.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     for share in (10, 50, 99):
         (tmp_path / f"truncated{share}.onnx").write_bytes(data[: len(data) * share // 100])
     onnx.save(nets.mlp((5, 3)), tmp_path / "single.onnx")
@@ -105,6 +107,9 @@ Mistake = tuple[list[str], int, str]
 MODELS: dict[str, Mistake] = {
     "text": (["text.onnx"], RUNTIME, "not an ONNX model"),
     "empty": (["empty.onnx"], RUNTIME, "not an ONNX model"),
+    "ORT format": (["mobile.ort"], RUNTIME, "give the .onnx file that it was made from"),
+    "Git LFS": (["pointer.onnx"], RUNTIME, "git lfs pull"),
+    "an archive": (["d.npz"], RUNTIME, "It is an archive"),
     "cut at 10 %": (["truncated10.onnx"], RUNTIME, "truncated"),
     "cut in half": (["truncated50.onnx"], RUNTIME, "truncated"),
     "cut at 99 %": (["truncated99.onnx"], RUNTIME, "truncated"),

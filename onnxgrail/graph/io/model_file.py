@@ -33,6 +33,17 @@ HEAVY = 2**30  # bytes of weights; larger models are run without making optimize
 Source = Any  # str | Path | bytes | onnx.ModelProto | onnx_ir.Model
 PROTOBUF = 2**31 - 1  # bytes of the largest protobuf message
 LIMIT = 2**31 - 2**20  # a protobuf message ends at 2 GiB; leave room for the graph itself
+OTHERS = (
+    (4, b"ORTM", "It is in ORT format: give the .onnx file that it was made from"),
+    (4, b"TFL3", "It is a TFLite model: convert it first, for example with tf2onnx"),
+    (
+        0,
+        b"PK\x03\x04",
+        "It is an archive, as torch and Keras save models: write ONNX first, see `onnxgrail export`",
+    ),
+    (0, b"\x89HDF", "It is an HDF5 file, as Keras saves models: convert it first, for example with tf2onnx"),
+    (0, b"version https://git-lfs", "It is a pointer of Git LFS: fetch the file itself with `git lfs pull`"),
+)  # files that are taken for models: offset, bytes there, and what to do
 
 
 def load(source: Source) -> ir.Model:
@@ -126,7 +137,8 @@ def _too_large(label: str, size: int) -> ModelError:
 
 
 def _parse(data: bytes, label: str) -> onnx.ModelProto:
-    hint = "Check that the file is complete and was exported as ONNX"
+    found = (told for start, first, told in OTHERS if data.startswith(first, start))
+    hint = next(found, "Check that the file is complete and was exported as ONNX")
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except Exception as error:  # the protobuf backends raise different types
