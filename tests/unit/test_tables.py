@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from onnxgrail.calibration.feeds.kinds import datasets
 from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.errors import DataError
 from tests.reading import read
@@ -44,11 +45,24 @@ def test_texts_with_the_tokenizer_of_a_folder(tmp_path, suffix):
     np.testing.assert_array_equal(batch(file, BERT, tokenizer=tmp_path)["input_ids"], [[2, 3], [4, 0]])
     with pytest.raises(DataError, match=r"'text' need a tokenizer"):
         read(file, BERT)
-    with pytest.raises(DataError, match="the model has no attention mask"):
-        batch(file, LM, tokenizer=tmp_path)
+    np.testing.assert_array_equal(batch(file, LM, tokenizer=tmp_path)["input_ids"], [[2, 3, 4]])
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n")
     with pytest.raises(DataError, match=r"vocab.txt' is no tokenizer .* Give a tokenizer.json"):
         batch(file, BERT, tokenizer=tmp_path / "vocab.txt")
+
+
+@pytest.mark.parametrize(("most", "share"), [(2**26, 1), (2000, 0.3)])
+def test_texts_are_joined_and_cut_where_there_is_no_mask(tmp_path, monkeypatch, most, share):
+    monkeypatch.setattr(datasets, "MOST", most)
+    names = [f"w{n}" for n in range(1000)]
+    rows = [{"text": " ".join(names[n : n + 8]), "label": 0} for n in range(0, 1000, 8)]
+    reading = Reading(tokenizer=samples.tokenizer(tmp_path / "t.json", names), sequence_length=20)
+    batches = read(write(tmp_path / "d.jsonl", rows), LM, reading=reading)
+    made = np.concatenate([feed["input_ids"] for feed in batches])
+    assert made.shape[0] > 30 * share
+    steps = np.diff(made, axis=1)
+    assert set(np.unique(steps)) == ({1} if share == 1 else {1, 17})  # the next word, or that of the third row
+    assert not batches.has_labels
 
 
 @pytest.mark.parametrize(

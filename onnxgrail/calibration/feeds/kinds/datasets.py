@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from onnxgrail.calibration.feeds.kinds.columns import Lengths, Numbers, leaf_of, library, plain
 from onnxgrail.calibration.feeds.kinds.images import images
 from onnxgrail.calibration.feeds.kinds.kind import SCALE, TEXT, Kind
+from onnxgrail.calibration.feeds.kinds.passages import Passages, joined, passages
 from onnxgrail.calibration.feeds.kinds.text import WHERE, Tokens, ids_input, padded
 from onnxgrail.calibration.feeds.matching import from_mapping, role_of
 from onnxgrail.calibration.feeds.parts import Part, readable
@@ -26,6 +27,7 @@ STATE, SPLITS = "state.json", "dataset_dict.json"
 PREFERRED = "train"
 LABELS = ("labels", "label")
 MAPPED_FROM = 2**28  # bytes; smaller files are read, since truncation of a mapped file crashes the process
+MOST = 2**26  # bytes of text that are cut into passages
 SAVED = "Save it again with Dataset.save_to_disk"
 
 
@@ -63,8 +65,9 @@ def of_table(table: Any, signature: Signature, reading: Reading, source: str) ->
         MissingExtraError: a package for a column is not installed.
     """
     table, notes = _without_empty(table, reading, source)
-    labels = None if any(entry.name in LABELS for entry in signature) else _labels(table)
     part = _part(table, signature, reading, source)
+    in_rows = not any(isinstance(column, Passages) for column in part.arrays.values())
+    labels = _labels(table) if in_rows and not any(entry.name in LABELS for entry in signature) else None
     return replace(part, labels=labels, notes=(*notes, *part.notes))
 
 
@@ -170,14 +173,19 @@ def _texts(table: Any, kinds: Mapping[str, Any], signature: Signature, reading: 
             hint="Keep one, or call it 'text'",
         )
     ids = ids_input(signature, source)
-    if not any(role_of(entry) == "mask" for entry in signature):
-        raise DataError(
-            f"{source}: texts of different lengths, and the model has no attention mask: {describe(signature)}",
-            hint="Write the texts to a .txt file, which is cut into passages",
-        )
     column = table.column(names[0])
     tokens = Tokens.of(signature, ids, reading, source)
+    if not any(role_of(entry) == "mask" for entry in signature):
+        return passages(joined(_some(column), source), signature, ids, tokens)
     return padded(lambda number: str(column[number].as_py()), table.num_rows, signature, ids, tokens, source)
+
+
+def _some(column: Any) -> Iterator[str]:
+    """Yield the texts of a column, or of a long one as many as `MOST` bytes hold, equally spaced."""
+    from pyarrow import compute
+
+    step = max(1, -(-(compute.sum(compute.binary_length(column)).as_py() or 0) // MOST))
+    return (str(column[number].as_py()) for number in range(0, len(column), step))
 
 
 # --------------------------------------------------------------------------------------------------------------- files

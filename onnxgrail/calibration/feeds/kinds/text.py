@@ -1,21 +1,20 @@
 """Readers of text, tokenized batch by batch.
 
 If the model has an attention mask, every line is a sample.  If not, padding would count as text, so the text is cut
-into passages of equal length.
+into passages of equal length, see `passages`.
 """
 
 from __future__ import annotations
 
-import codecs
-from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from onnxgrail.calibration.feeds.kinds.kind import TEXT, Kind, with_suffix
+from onnxgrail.calibration.feeds.kinds.passages import begin, other_encoding, passages, text_of
 from onnxgrail.calibration.feeds.matching import from_mapping, positions, role_of
 from onnxgrail.calibration.feeds.parts import Column, Part, readable
 from onnxgrail.calibration.feeds.reading import LENGTH, Reading, tokenizer_file
@@ -24,7 +23,6 @@ from onnxgrail.core import Array, Ints
 from onnxgrail.errors import DataError
 from onnxgrail.machine.extras import extra
 
-PROBE = 2**14  # bytes from which the bytes per token are estimated
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
 OTHERS = (".model", ".txt", ".vocab")  # suffixes of tokenizers of other libraries
 WHERE = "tokenizer.json beside the model it was trained with"
@@ -45,7 +43,7 @@ def from_text(path: Path, signature: Signature, reading: Reading, _: int | None)
     if any(role_of(entry) == "mask" for entry in signature):
         starts = _lines(path)
         return (padded(partial(_line, path, starts), len(starts) - 1, signature, ids, tokens, path.name),)
-    return (_passages(path, signature, ids, tokens),)
+    return (passages(text_of(path), signature, ids, tokens),)
 
 
 def ids_input(signature: Signature, source: str) -> Input:
@@ -122,7 +120,7 @@ def _lines(path: Path) -> Ints:
     """Return the offsets of lines with text, then the end of the file; empty lines belong to the previous line."""
     starts: list[int] = []
     with readable(path), path.open("rb") as file:
-        place = _begin(file)
+        place = begin(file)
         for line in file:
             if line.strip():
                 starts.append(place)
@@ -132,11 +130,6 @@ def _lines(path: Path) -> Ints:
     return np.asarray([*starts, place], np.int64)
 
 
-def _begin(file: BinaryIO) -> int:
-    """Return the offset of the text, after a byte-order mark if there is one."""
-    return file.seek(len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0)
-
-
 def _line(path: Path, starts: Ints, number: int) -> str:
     with readable(path), path.open("rb") as file:
         file.seek(int(starts[number]))
@@ -144,11 +137,7 @@ def _line(path: Path, starts: Ints, number: int) -> str:
     try:
         return data.decode("utf-8").strip()
     except UnicodeDecodeError as error:
-        raise _other_encoding(path, int(starts[number]) + error.start) from error
-
-
-def _other_encoding(path: Path, place: int) -> DataError:
-    return DataError(f"{str(path)!r} is not UTF-8, at byte {place}", hint="Save it as UTF-8")
+        raise other_encoding(path, int(starts[number]) + error.start) from error
 
 
 def padded(take: Take, count: int, signature: Signature, ids: Input, tokens: Tokens, source: str) -> Part:
@@ -207,92 +196,6 @@ class TextColumn(Column):
     def rows(self, numbers: Ints) -> Array:
         """Tokenize these texts."""
         return self.texts(numbers)[self.what].astype(self.dtype)
-
-
-# ------------------------------------------------------------------------------------------------------------ passages
-
-
-def _passages(path: Path, signature: Signature, ids: Input, tokens: Tokens) -> Part:
-    """Return passages of a text, spread over the file, with the same number of tokens each."""
-    with readable(path):
-        total = path.stat().st_size
-        begin = _decoded(path, 0, PROBE)
-    encoded = tokens.encode(begin).ids
-    if not encoded or (total <= PROBE and not begin.strip()):  # special tokens alone are not text
-        raise DataError(f"{str(path)!r} holds no text", hint="Give a text of some pages")
-    if len(encoded) < tokens.length and total > PROBE:
-        encoded = tokens.encode(_decoded(path, 0, total)).ids
-    if len(encoded) < tokens.length:
-        if tokens.fixed:
-            raise DataError(f"{path.name}: got {len(encoded)} tokens, the model takes {ids}", hint="Give more text")
-        tokens.length = len(encoded)
-    span = _span(begin, tokens)
-    part = from_mapping({ids.name: Passages(path, max(1, total // span), total, tokens)}, signature, path.name)
-    note = f"{path.name}: the model has no attention mask, so the text is cut into passages of {tokens.length} tokens"
-    more = "" if tokens.chosen else "; --sequence-length sets another number"
-    return Part(source=path.name, arrays=part.arrays, notes=(*part.notes, note + more))
-
-
-def _span(text: str, tokens: Tokens) -> int:
-    """Return the bytes of a typical passage plus a quarter, because a passage begins at the next word."""
-    letters = range(len(text))
-    low = bisect_left(letters, tokens.length, lo=1, key=lambda count: len(tokens.encode(text[:count]).ids))
-    return max(1, len(text[:low].encode("utf-8")) * 5 // 4)
-
-
-def _decoded(path: Path, start: int, size: int) -> str:
-    """Decode text from an offset in a file; characters cut at its ends are left out.
-
-    Raises:
-        DataError: it is not UTF-8.
-    """
-    with readable(path), path.open("rb") as file:
-        start = file.seek(start or _begin(file))
-        data = file.read(size)
-        head = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0) if start else 0
-        try:
-            return data[head:].decode("utf-8")
-        except UnicodeDecodeError as error:
-            if error.reason == "unexpected end of data":
-                return data[head : head + error.start].decode("utf-8")
-            raise _other_encoding(path, start + head + error.start) from error
-
-
-class Passages(Column):
-    """Passages by number: each begins at a word in its own stretch of the file and has the required length."""
-
-    def __init__(self, path: Path, count: int, total: int, tokens: Tokens) -> None:
-        self.path, self.total, self.tokens = path, total, tokens
-        super().__init__((count, tokens.length), np.dtype(np.int64))
-
-    def rows(self, numbers: Ints) -> Array:
-        """Tokenize these passages."""
-        return np.asarray([self._one(int(number)) for number in numbers], np.int64).reshape(-1, self.shape[1])
-
-    def _one(self, number: int) -> list[int]:
-        start, size = self.total * number // self.shape[0], -(-self.total // self.shape[0])
-        while True:
-            text = _decoded(self.path, start, size)
-            found = self.tokens.encode(_from_word(text) if start else text)
-            ended = start + size >= self.total
-            # Enough only if text is left over: the last word may be incomplete.
-            if len(found.ids) >= self.shape[1] and (found.overflowing or ended):
-                return list(found.ids)
-            if not ended:
-                size *= 2
-            elif start == 0:
-                raise DataError(f"{str(self.path)!r} became shorter while it was read")
-            else:  # the file ends too soon: begin earlier
-                start = max(0, start - size)
-                size = self.total - start
-
-
-def _from_word(text: str) -> str:
-    """Return the text from its second word on, because the first may be incomplete; all of it without a space."""
-    for place, letter in enumerate(text[: len(text) // 2]):
-        if letter.isspace():
-            return text[place + 1 :]
-    return text
 
 
 LINES = Kind(with_suffix(".txt"), from_text, TEXT)
