@@ -72,6 +72,14 @@ MODELS = {
         "y = MatMul(e, wo)",
         {"wq": (8, 12), "s": ints(0, 0, 4, 3), "m": ints(0, 0, 12), "wo": (12, 5)},
     ),
+    "letters": tiny(
+        "float[N,5,8] x => float[] y",
+        'a = Einsum<equation="btd,df->btf">(x, w0)\nb = Relu(a)\nc = Einsum<equation="btf,fd->btd">(b, w1)\n'
+        'q = Einsum<equation="btd,dhe->bthe">(c, w2)\ns = Einsum<equation="bqhe,bkhe->bhqk">(q, q)\np = Softmax(s)\n'
+        'o = Einsum<equation="bhqk,bkhe->bqhe">(p, q)\nt = Transpose<perm=[0,1,3,2]>(o)\nm = Reshape(t, flat)\n'
+        "y = MatMul(m, w3)",
+        {"w0": (8, 12), "w1": (12, 8), "w2": (8, 4, 3), "flat": ints(0, 0, 12), "w3": (12, 5)},
+    ),
 }
 
 
@@ -89,7 +97,7 @@ def counted_macs(model: ir.Model) -> int:
         elif node.op_type in {"LSTM", "GRU"}:
             steps, batch, _ = shapes[names[0]]
             total += steps * batch * sum(math.prod(shapes[name]) for name in names[1:3])
-        elif node.op_type in {"MatMul", "Gemm"}:
+        elif node.op_type in {"MatMul", "Gemm", "Einsum"}:  # here, Einsum sums over the last axis of its first operand
             total += math.prod(shapes[out]) * shapes[names[0]][-1]
     return total
 

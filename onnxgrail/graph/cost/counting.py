@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints
-from onnxgrail.graph.attributes import integer, name_of, names_of, written
+from onnxgrail.graph.attributes import integer, name_of, names_of, text, written
+from onnxgrail.graph.products import letters_of
 from onnxgrail.graph.rotate.marked import is_cached
 from onnxgrail.graph.stored.find import scales_of
 from onnxgrail.graph.stored.looked_up import EACH, lookups_of
@@ -24,7 +25,7 @@ RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 Shapes = Callable[[str], tuple[int, ...]]
 
 PRODUCTS = RECURRENT | {
-    "Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "FusedMatMul", "MatMulNBits",
+    "Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulNBits",
     "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearConv", "QLinearMatMul",
     *MIXTURES,
 }  # fmt: skip
@@ -131,16 +132,26 @@ def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
         places = [m.weight for m in (form.up, form.down, form.gate) if name_of(node, m.weight) in survey.facts.shapes]
         tokens = math.prod(shape(names[INPUT])[:-1])  # each uses the experts chosen for it
         return tokens * form.top * sum(math.prod(held(k)[1:]) for k in places)
+    if node.op_type == "Einsum":
+        return _einsum(text(node, "equation"), [held(k) for k in range(len(node.inputs))])
     weight = held(3 if node.op_type in BEHIND_SCALES else 1)
     if node.op_type in RECURRENT:  # each step of each sample multiplies by both matrices once
         return math.prod(shape(names[0])[:2]) * (math.prod(weight) + math.prod(held(2)))
-    if node.op_type in CONVOLUTIONS:
-        return math.prod(shape(output)) * math.prod(weight[1:])
-    if node.op_type == "ConvTranspose":
-        return math.prod(shape(names[0])) * math.prod(weight[1:])
+    if node.op_type in CONVOLUTIONS or node.op_type == "ConvTranspose":
+        return math.prod(shape(output if node.op_type in CONVOLUTIONS else names[0])) * math.prod(weight[1:])
     inner = held(0)
     contracted = inner[0] if node.op_type == "Gemm" and integer(node, "transA") else inner[-1]
     return math.prod(shape(output)) * contracted
+
+
+def _einsum(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Count a product over all letters; an operand alone is only moved or summed."""
+    terms, _ = letters_of(equation, [len(shape) for shape in shapes])
+    sizes: dict[str, int] = defaultdict(int)
+    for term, shape in zip(terms, shapes, strict=True):
+        for letter, size in zip(term, shape, strict=True):
+            sizes[letter] = max(sizes[letter], size)
+    return math.prod(sizes.values()) if len(shapes) > 1 else 0
 
 
 def operand_shape(node: ir.Node, survey: Survey, dead: Bools | None, position: int) -> tuple[int, ...]:
