@@ -52,8 +52,6 @@ def quantised_by_tool(
         "kept_float": list(made.kept),
         "kept_float_reason": made.why if made.kept else "",
         "ops": dict(made.ops),
-        "bytes_before": made.bytes_before,
-        "bytes_after": made.bytes_after,
         "notes": [*([] if old == new else [changed]), *filter(None, [slow])],
     }
 

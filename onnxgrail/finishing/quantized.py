@@ -56,6 +56,8 @@ def quantised(
         "left": [],
         "matrices": [],
         **form,
+        "bytes_before": written_bytes(slim, job.weights),
+        "bytes_after": written_bytes(final, job.weights),
         "outputs": [],
         "held_out": None,
         "judged": None,
@@ -116,8 +118,6 @@ def _in_few_bits(
         "left": [dataclasses.asdict(one) for one in made.left],
         "matrices": [dataclasses.asdict(one) for one in made.entries],
         "ops": quantize.added(slim, made.model),
-        "bytes_before": written_bytes(slim),
-        "bytes_after": written_bytes(made.model),
         "notes": [*made.notes(), *filter(None, (unmeasured, _slower(spared), more))],
     }
 

@@ -15,7 +15,6 @@ from onnxgrail.calibration.runtime.session import CPU
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io.serial import pack
-from onnxgrail.graph.io.writing import written_bytes
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.search.latency import SLOWER
@@ -45,8 +44,7 @@ def not_slower(prepared: Prepared, slim: ir.Model, made: Quantised, job: Job) ->
         f"on this machine --quantize {kind} takes {1 / speed:.2f} times as long as float, so layers compute in float "
         f"and only weights have {16 if half else 8} bits; --minimize size has it for all"
     )
-    size, ops = written_bytes(plain), added(slim, plain)
-    return replace(made, model=plain, kept=(), why="", bytes_after=size, ops=ops), note
+    return replace(made, model=plain, kept=(), why="", ops=added(slim, plain)), note
 
 
 def speed_of(before: ir.Model, after: ir.Model, feed: Feed, recipe: Recipe) -> float:

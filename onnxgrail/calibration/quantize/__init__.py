@@ -25,6 +25,7 @@ from onnxgrail.calibration.runtime.wording import reason
 from onnxgrail.core import Feed
 from onnxgrail.errors import ModelError, OnnxGrailError, QuantisedError
 from onnxgrail.graph.bits.folded import is_folded
+from onnxgrail.graph.io.likeness import like
 from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
 from onnxgrail.graph.io.tails import Tail, cut, joined
 from onnxgrail.machine.files.temporary import scratch
@@ -54,15 +55,12 @@ class Quantised:
         kept: names of layers that stay in float.
         why: the reason.
         ops: number of operators of each type that were added.
-        bytes_before, bytes_after: file size before and after quantization.
     """
 
     model: ir.Model
     kept: tuple[str, ...]
     why: str
     ops: Mapping[str, int]
-    bytes_before: int
-    bytes_after: int
 
 
 def is_quantised(model: ir.Model) -> bool:
@@ -157,11 +155,8 @@ def quantise(
         if found.died:
             hint = "The narrowed model without --quantize is not affected"
             raise ModelError(f"--quantize {kind}: {found.problem} when it opens or runs the result", hint=hint)
-        made = joined(load(target.read_bytes()), tail)
-        sizes = source.stat().st_size, target.stat().st_size
-    return Quantised(
-        model=made, kept=kept, why=why, ops=added(model, made), bytes_before=sizes[0], bytes_after=sizes[1]
-    )
+        made = like(joined(load(target.read_bytes()), tail), model)
+    return Quantised(model=made, kept=kept, why=why, ops=added(model, made))
 
 
 def _joining(given: Static, tail: Tail) -> Static:

@@ -15,6 +15,7 @@ from onnxgrail.calibration.quantize.light import light_of
 from onnxgrail.calibration.quantize.static import Static, Trials
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
+from onnxgrail.graph.io.likeness import like
 from onnxgrail.graph.io.opset import opset_of, raised
 
 EIGHT = ("int8", "int8-dynamic")
@@ -30,7 +31,7 @@ def modern(model: ir.Model, recipe: Recipe, feed: Feed) -> ir.Model:
     before = opset_of(model)
     if recipe.quantize not in EIGHT or before >= FIRST_OPSET:
         return model
-    made = raised(model, FIRST_OPSET)
+    made = like(raised(model, FIRST_OPSET), model)
     if not same_function(model, made, feed, recipe.providers):
         raise ModelError(
             f"--quantize {recipe.quantize} needs opset {FIRST_OPSET}: the model has {before}, and its outputs "
