@@ -137,7 +137,7 @@ def built(
         unused = surplus(left.model, left.survey, counted, dead_of(left.survey, widths))
     if metric == "params":
         return counting.parameters(slim) - unused
-    mark(slim, job.recipe)
+    mark(slim, job.recipe, held_out=job.held_out)
     if bits:
         slim = with_initializers(slim)
         bits = beside(slim, bits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,7 +20,7 @@ from onnxgrail.report.result import Result
 
 @checked
 def apply(
-    recipe: str | Path | Mapping[str, Any] | Recipe,
+    recipe: Any,
     model: Any,
     output: str | Path | None = None,
     *,
@@ -35,7 +34,8 @@ def apply(
     tokens in its own folder; all other files to read, run or write must be arguments of the call (see SECURITY.md).
 
     Args:
-        recipe: a file that `--save-recipe` wrote, a JSON report, a model that onnxgrail wrote, or choices by name.
+        recipe: a file that `--save-recipe` wrote, a JSON report or its content, a model that onnxgrail wrote, as a file
+            or in memory, or choices by name.
         model: as for `compress`.
         output: file to write; for a model file it defaults to `IN.compressed.onnx` in the same folder.
         data: calibration data, instead of the data that the recipe names.
@@ -47,7 +47,7 @@ def apply(
 
     Raises:
         UsageError: a key of the recipe is unknown, a value is impossible, the recipe names a file that it may not, or
-            its run had data or a metric and there are none now.
+            its run had data, held-out data or a metric and there are none now.
         OnnxGrailError: all errors of `compress`.
     """
     if isinstance(recipe, Recipe):  # made by the calling program, so it is trusted
@@ -55,7 +55,8 @@ def apply(
         return compress(model, output, data=data, held_out=held_out, **choices)
     found = storage.read(recipe)
     data = data if data is not None else found.place("data")
-    found.check_given(data=data, metric=options.get("metric"))
+    held_out = held_out if held_out is not None else found.place("held_out")
+    found.check_given(data=data, held_out=held_out, metric=options.get("metric"))
     found.check_plugins({name for name, value in options.items() if value is not None})
     if output is None and not options.get("dry_run"):
         found.check_output()
@@ -71,6 +72,6 @@ def apply(
         model,
         output,
         data=data,
-        held_out=held_out if held_out is not None else found.place("held_out"),
+        held_out=held_out,
         **choices,
     )

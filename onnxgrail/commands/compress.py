@@ -116,7 +116,7 @@ def compress(
         prepared = prepare(model, data, begun, held_out, metric)
         given = prepared.original
         apart = external(given, save_as_external_data)
-        job = replace(begun, weights=weights_of(target, apart))
+        job = replace(begun, weights=weights_of(target, apart), held_out=held_out)
         with unchanged(given):
             agree(job.group, prepared)
             shipping.check(prepared, recipe)

@@ -80,7 +80,7 @@ def ship(prepared: Prepared, decision: Decision, slim: ir.Model, job: Job, *, la
     if recipe.simplify:
         with clock.stage("simplify"):
             slim, simplified = simplify.simplify(slim)
-    storage.mark(slim, recipe)
+    storage.mark(slim, recipe, held_out=job.held_out)
     verification, results = verified(prepared, slim, job)
     final, quantization = slim, None
     if recipe.quantize != "none" or decision.allocation.lowers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from onnxgrail.core import Recipe
 from onnxgrail.machine.group.sums import Group
@@ -20,12 +21,14 @@ class Job:
         steps: results of earlier runs, and the other processes.
         clock: seconds per stage; reports the progress.
         weights: a name as long as that of the file that takes the weights; empty if they stay in the model file.
+        held_out: held-out data or their number as the user gave them, for the model's own recipe.
     """
 
     recipe: Recipe
     steps: Steps = field(default_factory=Steps)
     clock: Clock = field(default_factory=Clock)
     weights: str = ""
+    held_out: Any = None
 
     @property
     def group(self) -> Group:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from onnxgrail.core import Recipe
@@ -24,16 +25,14 @@ from onnxgrail.machine.files.paths import check_input, write_text
 from onnxgrail.machine.plain import SCHEMA, plain
 from onnxgrail.recipe import keywords, trust
 from onnxgrail.recipe.effort import EFFORTS, filled
+from onnxgrail.recipe.parsing import parsed
 from onnxgrail.recipe.plugins import GROUPS, foreign
 from onnxgrail.recipe.table import AMOUNTS, FIELDS, OPTIONS
 from onnxgrail.recipe.trust import FILES, PLACES, Origin
 
-LARGEST = 2**20  # maximum size in bytes; YAML is parsed at a megabyte per second
-
-
 KEY = "onnxgrail.recipe"  # metadata key: a list of the runs that made the model, in order
 AUTO = "auto"  # how a run requests held-out samples by default
-WITHOUT = "without"  # key: what the run had and the file does not name: data, a metric
+WITHOUT = "without"  # key: what the run had and the file does not name: data, held-out data, a metric
 BESIDE = ("data", "held_out", "output", "onnxgrail")  # keys that a recipe file may have besides the choices
 SYNONYMS = {word.strip("-"): name for name, row in OPTIONS.items() for word in row.also if word.startswith("--")}
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -64,14 +63,14 @@ class Saved:
         return trust.place(self.origin, name, text)
 
     def check_given(self, **given: Any) -> None:
-        """Refuse to repeat a run without its data or its metric: the result would be another one.
+        """Refuse to repeat a run without its data, its held-out data or its metric: the result would be another one.
 
         Raises:
             UsageError: one of them is None, and the run had one.
         """
         for name in self.without:
             if given.get(name) is None:
-                what = f"{self.origin.label} is of a run with {name}, which it does not name"
+                what = f"{self.origin.label} is of a run with {trust.WORDS.get(name, name)}, which it does not name"
                 raise UsageError(what, hint=f"Give {trust.INSTEAD.get(name, '--metric FILE.py:FUNCTION')}")
 
     def check_output(self) -> None:
@@ -101,14 +100,21 @@ class Saved:
                 )
 
 
-def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress") -> None:
+def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress", held_out: Any = None) -> None:
     """Append a run to the list of runs in a model's metadata.
 
     Folders are left out: they depend on the machine, and the same run must give the same bytes everywhere.  If the size
     of the file decides, notes of exporters go: they take bytes, and no runtime reads them.
+
+    Args:
+        model: is changed in place.
+        recipe: the choices.
+        command: name of the command.
+        held_out: the argument of the run; of data, only that there were some is stored.
     """
     ids = None if recipe.keep_tokens is None else Path(recipe.keep_tokens).name
     choices = {**dataclasses.asdict(recipe), "tokenizer": None, "keep_tokens": ids}
+    choices |= {} if _usual(held_out) else {"held_out": str(held_out)} if _count(held_out) else {WITHOUT: ["held_out"]}
     entry = {"command": command, "version": metadata.version("onnxgrail"), "recipe": plain(choices)}
     model.metadata_props[KEY] = json.dumps([*runs(model), entry], sort_keys=True)
     if recipe.wants_size:
@@ -164,7 +170,7 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None, 
         places[name], reason = (str(held_out), "") if _count(given[name]) else trust.relative(given[name], path.parent)
         if reason:
             why[name] = f"the {trust.WORDS[name]}, which {reason}: give {trust.INSTEAD[name]} to `onnxgrail apply`"
-    left = [*(["data"] if "data" in why else []), *([] if metric is None else ["metric"])]
+    left = [*(name for name in ("data", "held_out") if name in why), *([] if metric is None else ["metric"])]
     content = {
         "onnxgrail": metadata.version("onnxgrail"),
         **plain(dataclasses.asdict(recipe)),
@@ -179,6 +185,10 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None, 
         comments = "".join(f"# Left out: {text}\n" for text in why.values())
         write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True) + comments)
     return [f"{path.name} leaves out {text}" for text in why.values()]
+
+
+def _usual(held_out: Any) -> bool:
+    return held_out is None or (isinstance(held_out, str) and held_out.strip().lower() == AUTO)
 
 
 def _count(held_out: Any) -> bool:
@@ -198,27 +208,37 @@ def check_suffix(path: Path) -> None:
         raise UsageError(f"recipe {str(path)!r} has an unknown suffix", hint=f"Choose from {', '.join(SUFFIXES)}")
 
 
-def read(source: str | Path | Mapping[str, Any]) -> Saved:
-    """Read a recipe from a file (a recipe, a JSON report, or a model that onnxgrail wrote) or a mapping.
+def read(source: Any) -> Saved:
+    """Read a recipe from a file (a recipe, a JSON report, or a model that onnxgrail wrote), such a model, or a mapping.
 
     Raises:
         UsageError: a key is unknown or a value has the wrong type; the message names both.
         ModelError: there is no such file, or it is a model without a recipe.
     """
     if isinstance(source, Mapping):
-        return _saved(source, Origin(label="the recipe"))
+        return _of_mapping(source, Origin(label="the recipe"))
+    if isinstance(source, bytes | onnx.ModelProto | ir.Model):
+        return _of_model(source, "the model")
+    if not isinstance(source, str | Path):
+        raise UsageError(f"a recipe of type {type(source).__name__} is not known", hint=KINDS)
     path = Path(source)
     check_input(path, KINDS)
     if path.suffix.lower() == ".onnx":
-        return _of_model(path)
+        return _of_model(path, str(path))
     check_suffix(path)
     found = parsed(path, KINDS)
     if not isinstance(found, Mapping):
         what = "nothing" if found is None else f"a {type(found).__name__}"
         raise UsageError(f"{path} holds {what}, expected keys and values such as `ratio: 0.3`")
-    if found.get("schema") == SCHEMA and isinstance(found.get("recipe"), Mapping):
-        return _of_report(found, str(path))
-    return _saved(found, Origin(label=str(path), folder=path.parent))
+    return _of_mapping(found, Origin(label=str(path), folder=path.parent))
+
+
+def _of_mapping(found: Mapping[str, Any], origin: Origin) -> Saved:
+    if "schema" not in found:
+        return _saved(found, origin)
+    if found["schema"] != SCHEMA or not isinstance(found.get("recipe"), Mapping):
+        raise UsageError(f"{origin.label} is no report of a run of `compress`", hint=KINDS)
+    return _of_report(found, origin.label)
 
 
 def _of_report(report: Mapping[str, Any], label: str) -> Saved:
@@ -235,16 +255,16 @@ def _part(report: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _of_model(path: Path) -> Saved:
-    made = runs(model_file.load(path))
+def _of_model(source: model_file.Source, label: str) -> Saved:
+    made = runs(model_file.load(source))
     if not made:
-        raise UsageError(f"{path} holds no recipe", hint="Only models that onnxgrail wrote say how they were made")
+        raise UsageError(f"{label} holds no recipe", hint="Only models that onnxgrail wrote say how they were made")
     last = made[-1]
     if last.get("command") != "compress":
         raise UsageError(
-            f"the last command that wrote {path} is {last.get('command')!r}", hint="Only compress is repeated"
+            f"the last command that wrote {label} is {last.get('command')!r}", hint="Only compress is repeated"
         )
-    return _saved(last["recipe"], Origin(label=str(path)))
+    return _saved(last["recipe"], Origin(label=label))
 
 
 def _saved(content: Mapping[Any, Any], origin: Origin) -> Saved:
@@ -282,62 +302,3 @@ def nearest(name: str) -> str:
     """Return a hint with the most similar key, or all keys."""
     known = (*FIELDS, *BESIDE[:-1])
     return meant(name, known) or f"Known keys: {', '.join(sorted(known))}"
-
-
-def parsed(path: Path, hint: str) -> Any:
-    """Read a file of YAML or JSON, according to its suffix.
-
-    Args:
-        path: the file.
-        hint: what to give instead, for messages.
-
-    Raises:
-        UsageError: it is not a regular file, cannot be read, or has a duplicate key.
-    """
-    if not path.is_file():  # a pipe or a device may never end
-        raise UsageError(f"{path} is not a regular file", hint=hint)
-    json_file = path.suffix.lower() == ".json"
-    if not json_file and path.stat().st_size > LARGEST:
-        raise UsageError(f"{path} cannot be read as a recipe: it is larger than {LARGEST:,} bytes", hint=hint)
-    try:
-        text = path.read_text(encoding="utf-8")
-        if json_file:
-            return json.loads(text, object_pairs_hook=_once)
-        import yaml
-
-        try:
-            _keys_once(yaml.compose(text, yaml.SafeLoader))
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(str(error)) from error
-    except (ValueError, RecursionError) as error:  # also bytes that are not text
-        raise UsageError(f"{path} cannot be read as a recipe: {error}") from error
-
-
-def _keys_once(root: Any) -> None:
-    """Refuse YAML with duplicate keys, the last of which would be used silently, and with merged keys.
-
-    Nested merges can grow without limit, and recipes do not need merges.
-    """
-    seen: set[int] = set()
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        if id(node) in seen or not isinstance(getattr(node, "value", None), list):
-            continue
-        seen.add(id(node))
-        pairs = [pair for pair in node.value if isinstance(pair, tuple)]
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in pairs):
-            raise ValueError("the key '<<' is not taken: write out what it would merge")
-        _once((key.value, None) for key, _ in pairs if isinstance(key.value, str))
-        todo += [value for _, value in pairs] or node.value
-
-
-def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return the mapping of keys to values; raise ValueError for a duplicate key."""
-    found: dict[Any, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {str(key)!r} stands twice")
-        found[key] = value
-    return found

@@ -72,7 +72,7 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
 def result_of_follower(prepared: Prepared, job: Job, decision: Decision) -> Result:
     """Return the result of a process that writes nothing: the narrowed model, marked as the written one is."""
     slim = narrowed(prepared, decision.ledger)
-    mark(slim, job.recipe)
+    mark(slim, job.recipe, held_out=job.held_out)
     told = report_of(prepared, job, decision, Made(slim=slim))
     return Result(report=told, output=None, model=loose(slim), gates_passed=True)
 

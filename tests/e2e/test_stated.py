@@ -1,4 +1,4 @@
-"""What a model states beside nodes and weights stays, also where a tool rewrites it."""
+"""Statements of a model beside nodes and weights stay, also where a tool rewrites it."""
 
 from __future__ import annotations
 

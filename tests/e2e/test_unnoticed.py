@@ -160,6 +160,30 @@ def test_a_recipe_of_a_run_with_data_needs_data(folder: Path) -> None:
     onnxgrail.apply(folder / "r" / "random.yaml", folder / "m.onnx", folder / "d.onnx")
 
 
+def test_a_model_tells_that_samples_were_held_out(folder: Path) -> None:
+    choices: dict[str, Any] = {"ratio": 0.3, "data": folder / "d.npz"}
+    for held_out in (8, "8", 0):
+        first = onnxgrail.compress(nets.mlp(), folder / "a.onnx", held_out=held_out, force=True, **choices)
+        for recipe in (folder / "a.onnx", first.model, first.proto(), first.to_bytes()):
+            again = onnxgrail.apply(recipe, nets.mlp(), data=folder / "d.npz")
+            assert again.to_bytes() == first.to_bytes() != onnxgrail.compress(nets.mlp(), **choices).to_bytes()
+    np.savez(folder / "e.npz", **nets.vectors(seed=3))
+    judged = onnxgrail.compress(nets.mlp(), held_out=folder / "e.npz", **choices)
+    with pytest.raises(UsageError, match="the model is of a run with held-out data, which it does not name"):
+        onnxgrail.apply(judged.model, nets.mlp(), data=folder / "d.npz")
+    again = onnxgrail.apply(judged.model, nets.mlp(), data=folder / "d.npz", held_out=folder / "e.npz")
+    assert again.to_bytes() == judged.to_bytes()
+
+
+def test_what_is_no_recipe_is_told(folder: Path) -> None:
+    report = onnxgrail.compress(nets.mlp(), ratio=0.3, data=folder / "d.npz").report
+    again = onnxgrail.apply(dict(report.data), nets.mlp(), data=folder / "d.npz")
+    assert again.report.data["model"]["params_after"] == report.data["model"]["params_after"]
+    for wrong in (report, 3, {"schema": "onnxgrail.frontier/1"}):
+        with pytest.raises(UsageError, match=r"a recipe of type|is no report of a run of `compress`"):
+            onnxgrail.apply(wrong, nets.mlp(), data=folder / "d.npz")
+
+
 def _apart(reference: Any, candidate: Any, labels: Any) -> Any:
     return np.square(reference["y"] - candidate["y"]).mean(axis=1)
 

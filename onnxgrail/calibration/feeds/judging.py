@@ -48,7 +48,7 @@ def asked_for(held_out: Any) -> tuple[int | None, Source | None]:
         return None, None
     if text == "none":
         return 0, None
-    count = held_out if text is None else whole(text)
+    count = int(held_out) if isinstance(held_out, np.integer) else held_out if text is None else whole(text)
     if not isinstance(count, int | float):
         return 0, held_out
     if isinstance(count, bool | float) or count < 0:

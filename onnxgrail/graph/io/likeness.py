@@ -1,4 +1,4 @@
-"""What a file says beside its nodes and weights, for models that a tool has rewritten."""
+"""Statements of a file beside its nodes and weights, for models that a tool has rewritten."""
 
 from __future__ import annotations
 
