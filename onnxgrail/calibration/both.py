@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import part_of, spread
@@ -59,6 +62,7 @@ class Comparer:
         lists: finds outputs whose length depends on the values of the inputs.
         vectors: the inputs have no axis that counts samples.
         bases: by output, the input that it resembles.
+        samples: by output, the axis that counts samples if it is not the first.
     """
 
     clues: Clues
@@ -66,6 +70,11 @@ class Comparer:
     lists: Lists
     vectors: bool = False
     bases: Mapping[str, Base] = field(default_factory=dict)
+    samples: Mapping[str, int] = field(default_factory=dict)
+
+    def upright(self, outputs: Feed) -> Feed:
+        """Return outputs with the axis that counts samples first."""
+        return _upright(outputs, self.samples)
 
     def add(self, tally: Tally, fed: Fed, wanted: Feed, got: Feed, ports: Sequence[Port]) -> None:
         """Add one feed to a tally; padded tokens are left out.
@@ -82,7 +91,7 @@ class Comparer:
         if self.text is not None:
             goals = Goals(labels=labels, tokens=feed[self.text.tokens], scores=self.text.scores)
         single = self.vectors or all(array.ndim == 0 or len(array) == 1 for array in feed.values())
-        one, two = self.lists.leveled(feed, fit(wanted, ports), got)
+        one, two = self.lists.leveled(feed, self.upright(fit(wanted, ports)), self.upright(got))
         two = aligned(one, two, self.lists.growing if single else ())
         bases = {name: base.of(feed) for name, base in self.bases.items() if name in one}
         bases = {name: base for name, base in bases.items() if base.shape == one[name].shape}
@@ -100,15 +109,42 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
         synthetic: the feed is random.
     """
     feed, labels = fed
+    axes = _axes_of_samples(reference, wanted)
+    wanted = _upright(wanted, axes)
+    shapes = {name: _first(shape, axes.get(name, 0)) for name, shape in reference.shapes.items()}
     looked = texts and not synthetic and labels is None
-    text = text_of(reference, feed, wanted) if looked else None
+    text = text_of(lambda feed: _upright(reference.run(feed), axes), feed, wanted) if looked else None
     scores = None if text is None else text.scores
     clues = clues_of(feed, wanted, scores=scores, known=looked, synthetic=synthetic)
     found = ((name, value, base_of(value, feed)) for name, value in wanted.items())
     bases = {name: base for name, value, base in found if base is not None and not clues.is_state(name, value.shape)}
     clues = replace(clues, ranked=ranked_scores(wanted), changes=frozenset(bases))
-    lists, vectors = Lists(open_axes(reference.shapes), clues.lists), takes_vectors(reference.given.values())
-    return Comparer(clues, text, lists, vectors, bases)
+    lists, vectors = Lists(open_axes(shapes), clues.lists), takes_vectors(reference.given.values())
+    return Comparer(clues, text, lists, vectors, bases, axes)
+
+
+def _axes_of_samples(reference: Session, outputs: Feed) -> dict[str, int]:
+    """Return the axis that counts samples, for outputs in which it is not the first: its name tells.
+
+    All inputs with open sizes begin with that name, and no shape has it twice.
+    """
+    given = [shape for shape in reference.given.values() if any(isinstance(size, str) for size in shape)]
+    names = {shape[0] for shape in given}
+    name = names.pop() if len(names) == 1 else None
+    if not isinstance(name, str) or any(shape.count(name) > 1 for shape in given):
+        return {}
+    found = {output: shape.index(name) for output, shape in reference.shapes.items() if shape.count(name) == 1}
+    return {output: axis for output, axis in found.items() if 0 < axis < np.ndim(outputs[output])}
+
+
+def _first(shape: list[Any], axis: int) -> list[Any]:
+    """Return a shape with one of its sizes first."""
+    return [*shape[axis : axis + 1], *shape[:axis], *shape[axis + 1 :]]
+
+
+def _upright(outputs: Feed, axes: Mapping[str, int]) -> Feed:
+    """Return outputs with the axis that counts samples first."""
+    return {**outputs, **{name: np.moveaxis(outputs[name], axes[name], 0) for name in axes if name in outputs}}
 
 
 def content_of(comparer: Comparer, batches: Batches, run: Run) -> dict[str, tuple[Part, ...]]:

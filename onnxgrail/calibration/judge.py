@@ -178,7 +178,8 @@ class Judge:
         for number, fed in zip(numbers, self._fed(numbers), strict=True):
             wanted = self._wanted(number, fed[0])
             self._comparer.add(tally, fed, wanted, wanted, ())
-            rows.append({name: len(np.atleast_1d(value)) for name, value in wanted.items()})
+            upright = self._comparer.upright(wanted)
+            rows.append({name: len(np.atleast_1d(value)) for name, value in upright.items()})
             if known.keys() >= wanted.keys() and all(p.kind != "scores" for parts in known.values() for p in parts):
                 return nothing
         found = np.zeros(len(rows))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from onnxgrail.calibration.feeds.signature import padding_mask
-from onnxgrail.calibration.runtime.session import Session
 from onnxgrail.core import Array, Bools, Feed
 from onnxgrail.fidelity.sums import log_softmax
 
@@ -24,11 +24,16 @@ class Text:
     scores: str
 
 
-def text_of(session: Session, feed: Feed, outputs: Feed) -> Text | None:
+def text_of(run: Callable[[Feed], Feed], feed: Feed, outputs: Feed) -> Text | None:
     """Return the text whose next tokens the model predicts; None if there is none.
 
     Models that fill in blanks have outputs of the same shape, but their outputs depend on later tokens.  So the last
     token is changed: if outputs at earlier tokens change, the model does not predict the next token.
+
+    Args:
+        run: returns the model's outputs for a feed, samples first.
+        feed: the inputs.
+        outputs: those for this feed.
     """
     name = _tokens(feed)
     if name is None or feed[name].shape[1] < 2 or feed[name].min() == feed[name].max():
@@ -42,7 +47,7 @@ def text_of(session: Session, feed: Feed, outputs: Feed) -> Text | None:
     rows = np.arange(len(tokens))
     other = tokens.copy()
     other[rows, last] = np.where(tokens[rows, last] == tokens.max(), tokens.min(), tokens.max())
-    before, after = outputs[scores], np.asarray(session.run({**feed, name: other})[scores])
+    before, after = outputs[scores], np.asarray(run({**feed, name: other})[scores])
     earlier = real & (np.arange(tokens.shape[1]) < last[:, None])
     size = float(np.abs(before[earlier]).max(initial=0.0))
     alike = np.allclose(before[earlier], after[earlier], rtol=1e-3, atol=1e-3 * size)

@@ -32,7 +32,7 @@ def texts(count: int = 8, length: int = 12, *, seed: int = 0) -> Array:
 
 def found(source: bytes, feed: Feed) -> Text | None:
     with open_session(source, USUAL) as session:
-        return text_of(session, feed, session.run(feed))
+        return text_of(session.run, feed, session.run(feed))
 
 
 def test_any_name_will_do() -> None:
