@@ -80,7 +80,7 @@ def _tables(result: Any) -> None:
         first, second = (time.median for time in result.latency)
         said = result.speed()
         cell = render.quiet(str(said)) if said.silent else str(said)
-        sizes.append(("Latency of one sample", f"{first:.3g} ms", f"{second:.3g} ms", cell))
+        sizes.append(("Latency of one run", f"{first:.3g} ms", f"{second:.3g} ms", cell))
     render.table(f"A {one.path}\nB {two.path}", ("", "A", "B", "change"), sizes)
     close.headline(result.headline())
     for line in result.output_lines():

@@ -19,7 +19,7 @@ def latency(steps: Any, speed: Any) -> None:
     times = ", ".join(f"{step['name']} {render.number(step['median'], '.3g')} ms" for step in steps or ())
     if times:
         said = "" if speed is None else f": {speed}"
-        render.say(f"Latency of one sample: {times}{said}", dim=speed is None or speed.silent)
+        render.say(f"Latency of one run: {times}{said}", dim=speed is None or speed.silent)
 
 
 def _simplified(entry: Any) -> list[str]:

@@ -79,7 +79,7 @@ class Comparison(Plain):
 
     def __repr__(self) -> str:
         sizes = [f"{one.path}: {one.params:,} parameters, {one.bytes:,} bytes" for one in (self.a, self.b)]
-        verdicts = (("Fidelity", self.headline()), ("Latency of one sample", self.speed()))
+        verdicts = (("Fidelity", self.headline()), ("Latency of one run", self.speed()))
         told = [f"{label}: {verdict}" for label, verdict in verdicts if verdict is not None]
         return "\n".join([*sizes, *told, *self.output_lines()])
 

@@ -154,7 +154,7 @@ def test_values_that_are_no_numbers_are_the_headline(monkeypatch):
 def test_a_latency_comes_with_its_interval(monkeypatch, interval, words):
     steps = [{"name": "original", "median": 10.0, "ratio": None, "interval": None}]
     steps.append({"name": "narrowed", "median": 8.0, "ratio": 1.25, "interval": interval})
-    assert f"Latency of one sample: original 10 ms, {words}\n" in printed(monkeypatch, latency=steps).stdout
+    assert f"Latency of one run: original 10 ms, {words}\n" in printed(monkeypatch, latency=steps).stdout
 
 
 def test_blocks_that_went_otherwise_are_counted(monkeypatch):

@@ -74,7 +74,7 @@ def test_each_step_of_the_page_tells_accuracy_and_latency(tmp_path: Path, monkey
         words = [places.get(word, word) for word in line.split()[1:]]
         done = run(*words, *(["--samples", "96", "--allocate", "uniform"] if words[0] == "compress" else []))
         assert done.exit_code == 0, done.output
-        assert "Latency of one sample" in done.stdout
+        assert "Latency of one run" in done.stdout
         texts.append(done.stdout)
     dense, narrow, int8 = (
         shown(score("digits_resnet", path)) for path in (digits.model, Path("narrow.onnx"), Path("int8.onnx"))

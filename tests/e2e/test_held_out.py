@@ -195,14 +195,14 @@ def test_models_are_timed_for_a_page(folder: Path) -> None:
         result = run(*common, "--report", report, *words)
         assert result.exit_code == 0, result.output
         found[name] = json.loads(report.read_text())["latency"]
-        assert ("Latency of one sample: original" in result.stdout) == (name != "json")
+        assert ("Latency of one run: original" in result.stdout) == (name != "json")
     assert found["json"] is None
     for steps in (found["asked"], found["html"]):
         assert [step["name"] for step in steps] == ["original", "narrowed"]
         assert all(step["median"] > 0 for step in steps)
         assert steps[0]["ratio"] is None
         assert steps[1]["interval"][0] <= steps[1]["ratio"] <= steps[1]["interval"][1]
-    assert "Median time of one sample" in (folder / "r.html").read_text()
+    assert "Median time of one run" in (folder / "r.html").read_text()
 
 
 def test_curves_are_measured_for_a_page_of_a_small_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

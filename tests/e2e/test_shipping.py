@@ -65,7 +65,7 @@ def test_narrow_then_quantise_then_compare(kind: str, resnet: Any, tmp_path: Pat
     assert result.exit_code == 0, result.output
     data = json.loads(report.read_text())
     entry = data["quantization"]
-    for text in (f"Quantized to {kind}:", "Output logits, quantized: margin", "Latency of one sample: original"):
+    for text in (f"Quantized to {kind}:", "Output logits, quantized: margin", "Latency of one run: original"):
         assert text in result.stdout
     assert entry["headline"]["measure"] == "top-1 agreement"
     assert f"output logits on {entry['judged']['samples']} held-out samples" in result.stdout

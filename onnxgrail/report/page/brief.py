@@ -75,7 +75,7 @@ def plain(words: str) -> str:
 
 
 def _lines(data: Mapping[str, Any], headline: object, speed: object) -> tuple[str, ...]:
-    verdicts = (("Fidelity", headline), ("Latency of one sample", speed))
+    verdicts = (("Fidelity", headline), ("Latency of one run", speed))
     return (*(f"{label}: {verdict}" for label, verdict in verdicts if verdict is not None), *asked(data))
 
 

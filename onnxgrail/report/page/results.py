@@ -86,7 +86,7 @@ def latency(data: Mapping[str, Any]) -> Markup | None:
         )
         for label, ms, style, note in bars
     ]
-    caption = "Median time of one sample, measured in turn on the machine that made this report"
+    caption = "Median time of one run, measured in turn on the machine that made this report"
     return section("latency", "Latency", table(caption, ("", "", "Time"), rows, class_="bars"))
 
 
