@@ -81,11 +81,10 @@ def _table(found: Any, recipes: Path | None) -> None:
         )
         for point in found.points
     ]
-    loss = found.points[0].loss
-    measure = "agreement" if loss.agreement["counted"] else loss.agreement["measure"]
+    measure, loss = found.measured
     render.table(found.model, ("point", "loss", "at most", measure, "params", "MACs", "size", "latency"), rows)
     how = "each judged by a fit without it" if found.crossed else "that no fit has seen"
-    render.say(f"Loss: {loss.name} on {render.several(loss.samples, 'sample')} {how}; at most: with 95 % confidence")
+    render.say(f"Loss: {loss} {how}; at most: with 95 % confidence")
     if found.choices.get("compensate") == "grail":
         render.say("Fits: --compensate grail; with best, a point of the same size loses less")
     if recipes is not None:

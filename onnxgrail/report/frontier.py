@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,20 @@ class Point:
     command: str
 
 
+def measured(points: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return a name for the agreements of all points, and what their losses are: the worst output may differ.
+
+    Args:
+        points: the losses, as mappings.
+    """
+    every = list(points)
+    names = {"agreement" if loss["agreement"]["counted"] else loss["agreement"]["measure"] for loss in every}
+    of = (f"{loss['name']} of output {loss['output']}" if loss["output"] else loss["name"] for loss in every)
+    count = every[0]["samples"]
+    losses = " or ".join(dict.fromkeys(of))
+    return names.pop() if len(names) == 1 else "agreement", f"{losses} on {count:,} sample{'s' * (count != 1)}"
+
+
 Write = Callable[[Point, str | Path | None, bool], Result]
 """Writes the model of a point to a file, which may be replaced if the last argument is True."""
 
@@ -72,6 +86,11 @@ class Frontier(Saved):
     notes: tuple[str, ...] = ()
     written: Result | None = None
     write: Write = field(compare=False)
+
+    @property
+    def measured(self) -> tuple[str, str]:
+        """Return a name for the agreements of all points, and what their losses are."""
+        return measured(asdict(point.loss) for point in self.points)
 
     def point(self, pick: float | str) -> Point:
         """Return a point by its number, or the smallest one within a loss.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from onnxgrail.report.frontier import measured
 from onnxgrail.report.page.command import copied
 from onnxgrail.report.page.hero import brand, title_of
 from onnxgrail.report.page.html import drawing, figures
@@ -120,9 +121,9 @@ def _height(loss: float, most: float) -> float:
 
 def _table(data: Mapping[str, Any]) -> Markup:
     model = data["model"]
-    first = data["points"][0]["loss"]["agreement"]
-    measure = "Agreement" if first["counted"] else first["measure"]
-    columns = ("Point", "Loss", "At most", measure, "Parameters", "MACs", "Size", "Latency", "of the original")
+    measure, losses = measured(point["loss"] for point in data["points"])
+    heading = measure[:1].upper() + measure[1:]
+    columns = ("Point", "Loss", "At most", heading, "Parameters", "MACs", "Size", "Latency", "of the original")
     rows = [("original", *(figures.NONE,) * 3, *_costs(model, model))]
     for point in data["points"]:
         loss, number = point["loss"], str(point["number"])
@@ -131,12 +132,7 @@ def _table(data: Mapping[str, Any]) -> Markup:
         link = el("a", number, id=f"point-{number}", href=f"#command-{number}", aria_label=f"Command of point {number}")
         shown = (figures.error(loss["mean"]), figures.error(loss["bound"]), counted(agreement["value"]))
         rows.append((link, *shown, *_costs(point, model)))
-    loss = data["points"][0]["loss"]
-    of = f" of output {loss['output']}" if loss["output"] else ""  # a metric judges all outputs
-    caption = (
-        f"Loss: {loss['name']}{of} on {figures.plural(loss['samples'], 'sample')}; "
-        "at most: its one-sided 95 % upper bound"
-    )
+    caption = f"Loss: {losses}; at most: its one-sided 95 % upper bound"
     return el("div", table(caption, columns, rows), class_="scroll", role="region", tabindex=0, aria_label="Points")
 
 
