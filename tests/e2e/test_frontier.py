@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -16,9 +17,10 @@ import pytest
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.errors import NothingToCompressError, OutputError, UsageError
+from onnxgrail.report.frontier import measured
 from tests.command import run
 from tests.judging import killed, recorded
-from tests.tiny import tiny, two_mlps
+from tests.tiny import two_mlps
 
 DATA = {"x": np.random.default_rng(0).standard_normal((64, 12)).astype(np.float32)}
 CHOICES: dict[str, Any] = {"data": DATA, "round_to": 1, "minimize": "params"}
@@ -38,19 +40,13 @@ def found(model: Path) -> onnxgrail.Frontier:
     return onnxgrail.frontier(model, **CHOICES)
 
 
-def test_all_outputs_that_decide_are_named(tmp_path: Path) -> None:
-    body = "a = MatMul(x, w)\nb = Relu(a)\nl = MatMul(b, v)\nc = ArgMax<axis=1, keepdims=0>(l)"
-    weights: dict[str, Any] = {"w": (12, 64), "v": (64, 6)}
-    onnx.save(ir.to_proto(tiny("float[N,12] x => float[N,6] l, int64[N] c", body, weights)), tmp_path / "m.onnx")
-    np.savez(tmp_path / "d.npz", **DATA)
-    files = ["--data", tmp_path / "d.npz", "--report", tmp_path / "f.html", "--report", tmp_path / "f.json"]
-    done = run("frontier", tmp_path / "m.onnx", "--minimize", "params", *files)
-    assert done.exit_code == 0, done.stderr
-    points = json.loads((tmp_path / "f.json").read_text())["points"]
-    names = {f"{point['loss']['name']} of output {point['loss']['output']}" for point in points}
-    assert len(names) == 2
-    for text in (" ".join(done.stdout.split()), (tmp_path / "f.html").read_text()):
-        assert all(name in text for name in names)
+def test_all_outputs_that_decide_are_named(found: onnxgrail.Frontier) -> None:
+    every = [dataclasses.asdict(point.loss) for point in found.points]
+    loss = {**every[0], "output": "c", "name": "share", "agreement": {"counted": False, "measure": "NMSE"}}
+    name = f"{every[0]['name']} of output y"
+    assert measured(every) == found.measured == ("agreement", f"{name} on 64 samples")
+    assert measured([loss, *every]) == ("agreement", f"share of output c or {name} on 64 samples")
+    assert measured([{**loss, "output": "", "samples": 1}]) == ("NMSE", "share on 1 sample")
 
 
 def test_points_are_nested_and_evenly_spread(found: onnxgrail.Frontier) -> None:
