@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -63,6 +64,7 @@ def compress_folder(
     exported, dry = exported_of(Path(folder)), bool(options.get("dry_run"))
     target = Path(output) if output is not None else Path(f"{Path(folder).absolute()}.compressed")
     _check(exported, target, options)
+    data, held_out = (list(one) if isinstance(one, Iterator) else one for one in (data, held_out))
     stated = {name: value for name, value in options.items() if value is not None}
     results, copied, first = {}, {}, None
     for graph in exported.graphs:
@@ -77,12 +79,12 @@ def compress_folder(
         raise first
     group = options.get("group")
     if not dry and (group is None or group.rank == 0):
-        exported.copy(target, list(copied))
+        exported.copy(target, copied.keys())
     return FolderResult(
         output=None if dry else target,
         results=results,
         copied={graph.as_posix(): why for graph, why in copied.items()},
-        left_out={file.as_posix(): why for file, why in exported.left_out.items()},
+        left_out={file.as_posix(): why for file, why in exported.left_out(copied.keys()).items()},
     )
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,14 +35,16 @@ class Exported:
         root: the folder.
         graphs: the models to compress.
         weights: the files with weights of each model; a model may name others, outside of the folder.
-        left_out: files that hold the model at its full size, by the reason why they are not copied.
+        forms: models in another number format, each with the one that is compressed.
+        foreign: files that hold the model at its full size for another framework.
         others: files that are copied as they are.
     """
 
     root: Path
     graphs: tuple[Path, ...]
     weights: Mapping[Path, tuple[Path, ...]]
-    left_out: Mapping[Path, str]
+    forms: Mapping[Path, Path]
+    foreign: tuple[Path, ...]
     others: tuple[Path, ...]
 
     def encoder(self) -> Path | None:
@@ -67,14 +69,21 @@ class Exported:
                 found["image_form"] = form
         return found
 
-    def copy(self, target: Path, graphs: list[Path]) -> None:
-        """Copy the files that stay as they are, and these graphs with their weights.
+    def left_out(self, graphs: Collection[Path]) -> dict[Path, str]:
+        """Return the files that are not copied where these graphs stay as they are, with the reasons."""
+        forms = (file for file, graph in self.forms.items() if graph not in graphs)
+        found = dict.fromkeys(forms, "another number format of a model that is compressed")
+        return found | dict.fromkeys(self.foreign, "the weights of another framework")
+
+    def copy(self, target: Path, graphs: Collection[Path]) -> None:
+        """Copy the files that stay as they are, and these graphs with their weights and their other number formats.
 
         Raises:
             OutputError: a file cannot be read or written.
         """
-        weights = [file for graph in graphs for file in self.weights[graph]]
-        for file in (*self.others, *weights, *graphs):
+        whole = [*graphs, *(file for file, graph in self.forms.items() if graph in graphs)]
+        weights = [file for graph in whole for file in self.weights[graph]]
+        for file in dict.fromkeys((*self.others, *weights, *whole)):
             try:
                 with (self.root / file).open("rb") as source:
                     write_whole(target / file, partial(shutil.copyfileobj, source))
@@ -90,19 +99,17 @@ def exported_of(root: Path) -> Exported:
     """
     files = sorted(_files(root))
     models = [file for file in files if file.suffix == ".onnx"]
-    variants = [
-        file for file in models if FORMS.search(file.stem) and file.with_stem(FORMS.sub("", file.stem)) in models
-    ]
-    graphs = tuple(file for file in models if file not in variants)
+    forms = {file: file.with_stem(FORMS.sub("", file.stem)) for file in models if FORMS.search(file.stem)}
+    forms = {file: graph for file, graph in forms.items() if graph in models}
+    graphs = tuple(file for file in models if file not in forms)
     if not graphs:
         raise ModelError(f"folder {str(root)!r} has no .onnx file", hint="Give an exported folder, or an .onnx file")
     named = {graph: set(beside(root / graph)) for graph in models}
     weights = {graph: tuple(file for file in files if root / file in some) for graph, some in named.items()}
-    out = dict.fromkeys(variants, "another number format of a model that is compressed")
-    out |= {file: "the weights of another framework" for file in files if file.suffix in FOREIGN}
-    known = {*models, *out, *(file for some in weights.values() for file in some)}
-    others = tuple(file for file in files if file not in known)
-    return Exported(root=root, graphs=graphs, weights=weights, left_out=out, others=others)
+    known = {*models, *(file for some in weights.values() for file in some)}
+    foreign = tuple(file for file in files if file.suffix in FOREIGN and file not in known)
+    others = tuple(file for file in files if file not in {*known, *foreign})
+    return Exported(root=root, graphs=graphs, weights=weights, forms=forms, foreign=foreign, others=others)
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -70,6 +70,22 @@ def test_what_the_data_do_not_fit_is_copied_with_its_weights(folder: Path) -> No
     assert "Copied as it is: onnx/decoder_model.onnx" in str(result)
 
 
+def test_a_model_that_is_copied_keeps_its_other_formats_and_all_its_weights(tmp_path: Path) -> None:
+    root, rows = tmp_path / "m", np.random.default_rng(0).normal(size=(32, 20)).astype(np.float32)
+    root.mkdir()
+    body = "a = MatMul(x, w)\nb = Relu(a)\ny = MatMul(b, v)"
+    for name, size, more in (("fits", 20, {}), ("other", 7, {"location": "pytorch_model.bin", "size_threshold": 0})):
+        model = ir.to_proto(tiny(f"float[N,{size}] x => float[N,4] y", body, {"w": (size, 64), "v": (64, 4)}))
+        onnx.save(model, root / f"{name}.onnx", save_as_external_data=bool(more), **more)
+        onnx.save(model, root / f"{name}_fp16.onnx")
+    (root / "model.safetensors").write_bytes(b"")
+    for feeds in ([{"x": rows}] * 4, iter([{"x": rows}] * 4)):
+        result = onnxgrail.compress_folder(root, tmp_path / "o", data=feeds, ratio=0.3, compensate="grail", force=True)
+        assert set(result.left_out) == {"fits_fp16.onnx", "model.safetensors"}
+        assert list(result.copied) == ["other.onnx"]
+        assert {"other.onnx", "other_fp16.onnx", "pytorch_model.bin"} < set(names(tmp_path / "o"))
+
+
 @pytest.mark.parametrize(
     ("stated", "form"),
     [
