@@ -232,6 +232,10 @@ class Report(Saved):
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             got = data.get("schema") if isinstance(data, dict) else type(data).__name__
             raise ModelError(f"not a report of schema {SCHEMA}: got {got!r}")
+        if "recipe" not in data and "verification" not in data:  # that of another command
+            raise ModelError(
+                f"not a report of `compress` or `refine`: it has {', '.join(map(repr, data)) or 'no keys'}"
+            )
         return Report(data=data, read_back=True)
 
 

@@ -93,9 +93,10 @@ BROKEN = {
     "no JSON": (b"{", "is not a report"),
     "no text": (b"\xff\xfe", "is not a report"),
     "another schema": (b'{"schema": 2}', "is not a report of schema 1: got 2"),
+    "a frontier": (b'{"schema": 1, "model": {}, "points": []}', "is not a report of `compress` or `refine`: it has "),
     "a list": (b"[]", "is not a report of schema 1: got 'list'"),
     "deep": (b"[" * 100_000, "is not a report"),
-    "nothing in it": (b'{"schema": 1}', "the report is damaged"),
+    "nothing in it": (b'{"schema": 1}', "is not a report of `compress` or `refine`"),
     "numbers for words": (b'{"schema": 1, "model": 3, "blocks": 4, "recipe": 5}', "the report is damaged"),
 }
 
