@@ -18,6 +18,7 @@ from onnxgrail.graph.stored.declared import LaidOut, laid_out
 from onnxgrail.graph.stored.integers import Stored
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
+from onnxgrail.options import WEIGHTS
 from onnxgrail.recipe.storage import mark
 from onnxgrail.report.environment import calibration_entry
 from onnxgrail.report.notes import notes_of
@@ -38,7 +39,9 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
     refusals = survey.refusals if "grail" in recipe.method else ()  # why blocks stay, where any were to be narrowed
     ports = () if made.slim is None else between(prepared.model, made.slim)
     fitted = bool(applied or decision.norms or decision.is_fitted)  # to the data
-    calibration = calibration_entry(prepared.batches) if fitted or recipe.quantize == "int8" else None
+    rounded = (recipe.quantize in WEIGHTS or decision.allocation.lowers) and not prepared.batches.synthetic
+    read = fitted or rounded or recipe.quantize == "int8"
+    calibration = calibration_entry(prepared.batches) if read else None
     names = {slot.initializer for block in survey.blocks for slot in block.slots}
     stored: dict[str, Stored | LaidOut] = {**survey.facts.stored, **laid_out(prepared.model, survey.facts, names)}
     sections = Sections(

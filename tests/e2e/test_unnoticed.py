@@ -132,10 +132,11 @@ def test_held_out_data_that_are_the_calibration_data(folder: Path) -> None:
         onnxgrail.compress(nets.mlp(), held_out=0.2, **choices)
 
 
-@pytest.mark.parametrize(("quantize", "seen"), [("int8", True), ("fp16", False)])
+@pytest.mark.parametrize(("quantize", "seen"), [("int8", True), ("int4", True), ("fp16", False)])
 def test_samples_that_a_fit_has_seen_are_told_after_quantization_too(quantize: str, seen: bool) -> None:
     report = onnxgrail.compress(nets.mlp(), ratio=0, data=nets.vectors(), held_out=0, quantize=quantize).report
     assert report.data["quantization"]["judged"]["seen"] is seen
+    assert (report.data["calibration"] is not None) is seen
     assert ("the fit has seen these samples" in str(report)) is seen
 
 
