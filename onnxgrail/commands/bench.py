@@ -22,7 +22,7 @@ from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.calibration.runtime.session import CPU, Setup, open_session
 from onnxgrail.calibration.runtime.threads import count, pinned
-from onnxgrail.calibration.runtime.timing import Times, machine, summarise, take_turns
+from onnxgrail.calibration.runtime.timing import FEWEST, Times, machine, summarise, take_turns
 from onnxgrail.calibration.supply import given
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import UsageError
@@ -236,5 +236,7 @@ def _doubts(rows: Sequence[Timing]) -> Iterator[str]:
                 f"noise hides the difference between {row.path} and the first model at batch {row.batch_size}: "
                 f"ratio {low:.3f} to {high:.3f}; try more --seconds"
             )
+    if any(row.rounds < FEWEST and row.times.ratio is not None for row in rows):
+        yield f"fewer than {FEWEST} rounds say nothing about noise, so ratios have no interval"
     if rows and min(row.rounds for row in rows) < TAIL:
         yield f"p99 of fewer than {TAIL} runs is little more than the slowest of them"

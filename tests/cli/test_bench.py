@@ -145,3 +145,12 @@ def test_a_prescribed_batch_size_rules(tmp_path):
     result = onnxgrail.bench(tmp_path / "m.onnx", batch_sizes=(1, 8), rounds=3)
     assert [row.batch_size for row in result.rows] == [4]
     assert "batches of 4 only" in result.notes[0]
+
+
+def test_few_rounds_have_no_interval(folder):
+    models = (folder / "wide.onnx", folder / "slim.onnx")
+    few, many = (onnxgrail.bench(*models, rounds=count) for count in (5, 6))
+    assert few.rows[1].times.interval is None
+    assert few.rows[1].times.ratio is not None
+    assert many.rows[1].times.interval is not None
+    assert ["fewer than 6 rounds" in " ".join(found.notes) for found in (few, many)] == [True, False]

@@ -17,6 +17,7 @@ from onnxgrail.core import Feed, Floats
 
 WARM = 3  # warm-up runs of each model
 DRAWS = 2000  # bootstrap resamples per interval
+FEWEST = 6  # rounds; the range of fewer runs holds the median less often than an interval promises
 LEVEL = 0.95
 
 
@@ -28,7 +29,7 @@ class Times:
         median, mean, p90, p99: of all runs.
         spread: distance of the quartiles.
         ratio: speed relative to the first model, by medians; None for the first.
-        interval: 95 % confidence interval of the ratio, from resampled rounds.
+        interval: 95 % confidence interval of the ratio, from resampled rounds; None for fewer than `FEWEST`.
     """
 
     median: float
@@ -98,7 +99,7 @@ def summarise(times: Floats, *, seed: int = 0) -> tuple[Times, ...]:
             ratios = first / np.median(row[drawn], axis=1)
             ratio = float(np.median(times[0]) / middle)
             low_end, high_end = np.percentile(ratios, (50 * (1 - LEVEL), 50 * (1 + LEVEL))).tolist()
-            interval = (low_end, high_end)
+            interval = (low_end, high_end) if rounds >= FEWEST else None
         found.append(
             Times(
                 median=middle,
