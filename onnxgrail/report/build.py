@@ -16,6 +16,7 @@ from onnxgrail.graph.io.mapped import loose
 from onnxgrail.graph.rewrite.interface import between
 from onnxgrail.graph.stored.declared import LaidOut, laid_out
 from onnxgrail.graph.stored.integers import Stored
+from onnxgrail.graph.trace.facts import key
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
@@ -42,6 +43,7 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
     rounded = (recipe.quantize in WEIGHTS or decision.allocation.lowers) and not prepared.batches.synthetic
     read = fitted or rounded or recipe.quantize == "int8"
     calibration = calibration_entry(prepared.batches) if read else None
+    named = {key(node): node.name for node in prepared.model.graph if node.name}
     names = {slot.initializer for block in survey.blocks for slot in block.slots}
     stored: dict[str, Stored | LaidOut] = {**survey.facts.stored, **laid_out(prepared.model, survey.facts, names)}
     sections = Sections(
@@ -64,7 +66,7 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
             *(() if prepared.held_out is None else prepared.held_out.batches.notes),
         ],
         allocation=decision.allocation.entry(),
-        refits=[dataclasses.asdict(refit) for refit in decision.refits],
+        refits=[{**dataclasses.asdict(one), "node": named.get(one.node, one.node)} for one in decision.refits],
         norms=[dataclasses.asdict(norm) for norm in decision.norms],
         refines=[dataclasses.asdict(entry) for entry in refines],
         methods={name: one.entry for name, one in applied.items()},

@@ -103,6 +103,7 @@ def test_entries_of_refits(tmp_path: Path) -> None:
         assert 0 <= entry["blend"] <= 1
         assert entry["reason"] == ""
     weights = {entry["weight"] for entry in data["refits"]}
+    assert {entry["node"] for entry in data["refits"]} <= {name for block in data["blocks"] for name in block["nodes"]}
     for block in data["blocks"]:
         fitted = weights & {m["initializer"] for m in block["members"] if m["role"] == "consumer"}
         assert (block["error"]["validation"] is not None) == bool(fitted)
