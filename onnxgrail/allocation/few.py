@@ -19,6 +19,7 @@ from onnxgrail.graph.bits.folded import HALF, Codes
 from onnxgrail.graph.bits.plan import FLOAT, TABLE, Form, Plan, plan_of, with_initializers
 from onnxgrail.graph.cost.meter import Size
 from onnxgrail.graph.flatten.branches import in_branch
+from onnxgrail.graph.io.mapped import weights_of
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.rewrite.unique import origin
 from onnxgrail.graph.rotate.marked import SECOND
@@ -104,10 +105,24 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
         return (), "weights keep their bits: the model is quantized already"
     if recipe.target == "tensorrt" and not recipe.qdq:
         return (), "weights keep their bits: TensorRT has no MatMulNBits; --qdq stores them in a form that it has"
-    rungs = _every(model, prepared, recipe)
+    rungs, inside = _every(model, prepared, recipe), _in_branches(prepared.as_written().model)
     if sum(rung.whole - rung.bytes(rung.least) for rung in rungs) >= LITTLE * weight_bytes(model):
-        return rungs, ""
-    return (), "weights keep their bits: few bytes of this model are weights of layers and tables that are looked up"
+        return rungs, inside
+    few = "weights keep their bits: few bytes of this model are weights of layers and tables that are looked up"
+    return (), inside or few
+
+
+def _in_branches(model: ir.Model) -> str:
+    """Return a note on weights in branches and loops, if they are many: plans look into none."""
+    every = list(weights_of(model))
+    whole = sum(tensor.nbytes for _, tensor in every)
+    size = sum(tensor.nbytes for v, tensor in every if any(use.node.graph is not model.graph for use in v.uses()))
+    if size < LITTLE * whole:
+        return ""
+    return (
+        f"{size / whole:.0%} of the bytes are weights in branches and loops, whose bits are not chosen; "
+        "--quantize int8-weights stores them in 8 bits"
+    )
 
 
 def rungs_within(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str, Recipe]:

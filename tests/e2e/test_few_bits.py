@@ -255,6 +255,8 @@ def test_matrices_inside_bodies_have_eight_bits(tmp_path: Path) -> None:
     _, report = small(tmp_path / "i.onnx", "i4.onnx", data=data, batch_size=16)
     assert {m["weight"]: m["bits"] for m in report["quantization"]["matrices"]} == {"w": 4, "v": 8, "u": 8}
     assert not report["quantization"]["left"]
+    chosen = onnxgrail.compress(tmp_path / "i.onnx", data=data, batch_size=16, target_size="90%", held_out=0)
+    assert any("67% of the bytes are weights in branches and loops" in note for note in chosen.report.data["notes"])
 
 
 def test_a_model_of_convolutions_is_sent_to_the_other_kind(tmp_path: Path) -> None:
