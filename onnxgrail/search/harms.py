@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ SHARES = (0.03, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 """Shares of the units without which a block is decided; there is a level halfway between neighbors, too."""
 HALFWAY = tuple((low + high) / 2 for low, high in itertools.pairwise(SHARES))
 LEAST = 2e-5  # share of the cost that a narrower width saves at least: a modeled latency is not known better
+NOTHING = 1e-9  # error of what only rounding changes
 FIRST = 2  # level that is tried first
 LEAP = 3  # levels to the next trial
 TRIALS = 3  # most trials of a block around a limit
@@ -112,9 +114,10 @@ def levels_of(ladder: Ladder, shares: Sequence[float] = SHARES + HALFWAY) -> tup
 def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near, cost: Callable[[int], float]) -> Harm:
     """Compute the losses of a block at all levels from the errors of its consumers, and from a few trials.
 
-    The error of the consumers' outputs follows from second moments, at the levels of `SHARES`; in between, its root is
-    linear. The loss of the model's outputs is measured at up to `TRIALS` levels around a limit, or at two levels from a
-    share on; elsewhere, its power is proportional to the error. A width is not tried if a wider one costs as little.
+    The error of the consumers' outputs follows from second moments, at the levels of `SHARES`, and where it begins if
+    the first units go for nothing; in between, its root is linear. The loss of the model's outputs is measured at up to
+    `TRIALS` levels around a limit, or at two levels from a share on; elsewhere, its power is proportional to the error.
+    A width is not tried if a wider one costs as little.
 
     Args:
         view: the block, with second moments.
@@ -124,21 +127,33 @@ def harm_of(view: View, ladder: Ladder, narrow: Narrow, trial: Trial, near: Near
         near: where losses matter.
         cost: of the model with the block at a width.
     """
-    levels = levels_of(ladder, SHARES)
+    error = functools.cache(lambda width: narrow.error(view, width))
+    levels = _with_knee(levels_of(ladder, SHARES), ladder, error)
     if not levels:
         return Harm(ladder.name, ladder.units, "", (), (), ())
-    errors = np.maximum.accumulate(np.clip([narrow.error(view, width) for width in levels], 0.0, 1.0))
+    errors = np.maximum.accumulate(np.clip([error(width) for width in levels], 0.0, 1.0))
     tried: dict[int, float] = {}
     kind = ""
     paying = _paying(levels, ladder.units, cost)
     while (place := near.next(paying, ladder.units, tried)) is not None:
         tried[place], kind = trial(narrow.change(view, levels[place]))
-    every = levels_of(ladder)
+    every = tuple(sorted({*levels_of(ladder), *levels}, reverse=True))
     roots = np.interp(-np.array(every), [-ladder.units, *(-width for width in levels)], [0.0, *np.sqrt(errors)])
     losses = _between(
         roots**2, {every.index(levels[place]): loss for place, loss in tried.items()}, POWERS.get(kind, 1.0)
     )
     return Harm(ladder.name, ladder.units, kind, every, tuple(losses.tolist()), tuple((roots**2).tolist()))
+
+
+def _with_knee(levels: tuple[int, ...], ladder: Ladder, error: Callable[[int], float]) -> tuple[int, ...]:
+    """Return the levels with the least width that has no error, if the first level has none: units may be dead."""
+    free = list(itertools.takewhile(lambda width: error(width) <= NOTHING, levels))
+    if not free:
+        return levels
+    low, high = (*levels, 0)[len(free)], free[-1]
+    while low < (middle := ladder.nearest((low + high) / 2)) < high:
+        low, high = (low, middle) if error(middle) <= NOTHING else (middle, high)
+    return tuple(sorted({*levels, high}, reverse=True))
 
 
 def _paying(levels: Sequence[int], units: int, cost: Callable[[int], float]) -> dict[int, int]:

@@ -24,6 +24,7 @@ from onnxgrail.narrowing import ready
 from onnxgrail.narrowing.bits import measuring
 from onnxgrail.search.trials import losses_of
 from tests.shorter import shorter
+from tests.tiny import tiny
 
 from . import nets
 
@@ -193,6 +194,20 @@ def test_blocks_that_fail_the_proof_take_no_part(tmp_path: Path, monkeypatch: py
     assert data["blocks"][0]["kept"] == data["blocks"][0]["units"]
     assert data["blocks"][0]["name"] not in {row["block"] for row in data["allocation"]["rounding"]}
     assert "made up" in {r["reason"] for r in data["refusals"]}
+
+
+@pytest.mark.parametrize("ratio", [0.27, 0.29])
+def test_units_that_give_nothing_go_first(ratio: float) -> None:
+    """All 20 dead neurons together are 0.3 of the parameters; no share of the units that is tried ends with them."""
+    rng = np.random.default_rng(5)
+    first = rng.standard_normal((20, 64), dtype=np.float32)
+    first[:, :20] = 0
+    body = "a = MatMul(x, w)\nb = Tanh(a)\nc = MatMul(b, v)\nd = Relu(c)\ny = MatMul(d, u)"
+    model = tiny("float[N,20] x => float[N,4] y", body, {"w": first, "v": (64, 48), "u": (48, 4)})
+    data = {"x": rng.standard_normal((100, 20), dtype=np.float32)}
+    report = onnxgrail.compress(model, data=data, ratio=ratio, round_to=1).report.data
+    assert report["model"]["achieved_ratio"] >= ratio
+    assert report["verification"]["outputs"][0]["nmse"] < 1e-9
 
 
 @pytest.mark.parametrize("share", [0.3, 0.15])
