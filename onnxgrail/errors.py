@@ -55,10 +55,6 @@ class StoppedError(ModelError):
     """Running the model took longer than the environment allows."""
 
 
-class QuantisedError(ModelError):
-    """The model to be quantized is quantized already; narrow and quantize the float model instead."""
-
-
 class UnsupportedOpError(ModelError):
     """Gradients cannot pass a node: torch has no function for `op`, or not for this variant."""
 

@@ -46,8 +46,8 @@ def check(prepared: Prepared, recipe: Recipe) -> None:
     """Check that the original model can be quantized as requested, before hours of work.
 
     Raises:
-        QuantisedError: quantization was requested, and the model is quantized already.
-        ModelError: it is too large, or has an old opset and cannot be converted.
+        ModelError: quantization was requested, and the model is quantized already, is too large, or has an old opset
+            and cannot be converted.
         UsageError: ONNX Runtime's quantizer would open it without the custom operators it needs.
     """
     if recipe.quantize == "int8" and LIBRARIES.get():

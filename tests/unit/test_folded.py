@@ -17,7 +17,7 @@ from onnxgrail.calibration.quantize.prepare import prepare
 from onnxgrail.calibration.quantize.static import FASTER, Static, Trials, quantise_static
 from onnxgrail.calibration.runtime.session import Setup, open_session, write_optimised
 from onnxgrail.core import Array, Feed
-from onnxgrail.errors import QuantisedError
+from onnxgrail.errors import ModelError
 from onnxgrail.graph.bits.folded import folded, lifted, rounded, weights_of
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.serial import to_bytes
@@ -84,7 +84,7 @@ def test_layers_run_as_with_rounded_float_weights(name: str, tmp_path: Path) -> 
     np.testing.assert_array_equal(outputs(made), outputs(expected))
     assert operators(made, tmp_path) == operators(model, tmp_path)  # no conversion is left
     assert len(to_bytes(made)) < len(to_bytes(model))
-    with pytest.raises(QuantisedError, match="already"):
+    with pytest.raises(ModelError, match="already"):
         onnxgrail.compress(ir.to_proto(made), quantize="int8", ratio=0)
 
 

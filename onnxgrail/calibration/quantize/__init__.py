@@ -23,7 +23,7 @@ from onnxgrail.calibration.runtime.session import CPU, runtime
 from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.calibration.runtime.wording import reason
 from onnxgrail.core import Feed
-from onnxgrail.errors import ModelError, OnnxGrailError, QuantisedError
+from onnxgrail.errors import ModelError, OnnxGrailError
 from onnxgrail.graph.bits.folded import is_folded
 from onnxgrail.graph.io.likeness import like
 from onnxgrail.graph.io.model_file import LIMIT, load, save, weight_bytes
@@ -72,11 +72,10 @@ def refuse(model: ir.Model, kind: str) -> None:
     """Check that a model can be quantized.
 
     Raises:
-        QuantisedError: it is quantized already, or has half precision already.
-        ModelError: it is too large.
+        ModelError: it is quantized already, has half precision already, or is too large.
     """
     if is_quantised(model):
-        raise QuantisedError(
+        raise ModelError(
             f"--quantize {kind}: the model is quantized already",
             hint="Narrow and quantize the float model it was made from; leave out --quantize to narrow it as it is",
         )
@@ -84,12 +83,12 @@ def refuse(model: ir.Model, kind: str) -> None:
         return
     types = {value.dtype for value in model.graph.initializers.values()}
     if kind != "fp16" and any(_weight_type(node) == ir.DataType.FLOAT16 for node in model.graph):
-        raise QuantisedError(
+        raise ModelError(
             f"--quantize {kind}: the model has half precision already, and ONNX Runtime quantizes float32 weights only",
             hint="Narrow and quantize the float32 model it was made from; leave out --quantize to narrow it as it is",
         )
     if kind == "fp16" and ir.DataType.FLOAT16 in types and ir.DataType.FLOAT not in types:
-        raise QuantisedError("--quantize fp16: the model has half precision already", hint="Leave out --quantize")
+        raise ModelError("--quantize fp16: the model has half precision already", hint="Leave out --quantize")
     if ir.DataType.BFLOAT16 in types:
         raise ModelError(f"--quantize {kind}: ONNX Runtime does not quantize bfloat16", hint="Give the float32 model")
     if weight_bytes(model) > LIMIT:
