@@ -33,6 +33,7 @@ from onnxgrail.search.candidates import loss_of
 
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
 MUCH = 0.25  # share of the bytes of weights that layers keep, from which the reason is given
+MOST, FLOATS = 0.5, (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # share of the bytes of a file that are such weights
 MORE = "some weights have more bits than the search has chosen: fitted to all data, the model would lose too much"
 WITHOUT_DATA = ("fp16", "int8-dynamic")  # kinds that fit nothing to data
 NO_CONV = ("int8-dynamic",)  # kinds that leave convolutions in float
@@ -150,5 +151,11 @@ def why_little(model: ir.Model, entry: Mapping[str, Any]) -> str:
         if value is not None and value.const_value is not None:
             sizes[one["reason"]] += value.const_value.nbytes
     why, size = max(sizes.items(), key=itemgetter(1), default=("", 0))
-    large = size >= MUCH * weight_bytes(model)
-    return f"layers keep their numbers: {why}" if why and large else "few of its bytes are weights of layers"
+    if why and size >= MUCH * weight_bytes(model):
+        return f"layers keep their numbers: {why}"
+    stored = (
+        v.const_value for v in model.graph.initializers.values() if v.dtype in FLOATS and v.const_value is not None
+    )
+    if sum(tensor.nbytes for tensor in stored if tensor is not None) >= MOST * written_bytes(model):
+        return "most of its weights are of a kind or type that keeps its numbers"
+    return "few of its bytes are weights of layers"

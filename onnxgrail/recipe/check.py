@@ -12,6 +12,7 @@ from onnxgrail.errors import UsageError, meant
 from onnxgrail.machine.amounts import cache_bytes, target_of
 from onnxgrail.options import LAYERS_RATIO, MAX_LOSS, Recipe
 from onnxgrail.recipe import keywords
+from onnxgrail.recipe.choices import Options
 from onnxgrail.recipe.effort import filled
 from onnxgrail.recipe.plugins import GROUPS, look_up
 from onnxgrail.recipe.table import AMOUNTS, FIELDS
@@ -24,6 +25,7 @@ ELSEWHERE = {
     "recipe": "Call onnxgrail.apply(recipe, model, output)",
 }
 """Hints for words of the command line that are no keywords."""
+DATA = ("data", "held_out")  # keywords beside the options
 DEFAULTS = Recipe()
 
 
@@ -38,7 +40,8 @@ def recipe_of(choices: Mapping[str, Any]) -> Recipe:
             keywords.check_gone(name, f"there is no option {name!r} any more")
             if name in ELSEWHERE:
                 raise UsageError(f"there is no option {name!r} in Python", hint=ELSEWHERE[name])
-            hint = f"{meant(name, FIELDS, 0.5)} Known options: {', '.join(sorted(FIELDS))}".lstrip()
+            known = sorted({*FIELDS, *Options.__annotations__, *DATA})
+            hint = f"{meant(name, known, 0.5)} Known options: {', '.join(known)}".lstrip()
             raise UsageError(f"there is no option {name!r}", hint=hint)
     read = {name: keywords.read(name, value) for name, value in choices.items() if value is not None}
     nothing = {name: (row.value.empty,) for name, row in FIELDS.items() if row.value.empty}

@@ -142,6 +142,10 @@ def test_a_file_that_hardly_shrinks_is_told(resnet: Any) -> None:
     ).report
     notes = report.data["notes"]
     assert any("few of its bytes are weights of layers" in note for note in notes), notes
+    doubles = {name: np.random.default_rng(0).normal(size=size) for name, size in (("w", (32, 96)), ("v", (96, 8)))}
+    wide = tiny("double[N,32] x => double[N,8] y", "a = MatMul(x, w)\nb = Relu(a)\ny = MatMul(b, v)", doubles)
+    notes = onnxgrail.compress(wide, dry_run=True, quantize="int8-dynamic", ratio=0).report.data["notes"]
+    assert any("most of its weights are of a kind or type that keeps its numbers" in note for note in notes), notes
 
 
 def test_gate_holds_the_quantised_file(resnet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
