@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -101,11 +101,19 @@ def frontier(
                 raise NothingToCompressError(text, hint=hint)
             check_unchanged(source.model)
     found = points_of.frontier(source, line, named)
+    if old := _others(named, len(found.points)):
+        found = dataclasses.replace(found, notes=(*found.notes, old))
     for path in places.reports:
         found.save(path, force=True)
     if pick is None:
         return found
     return dataclasses.replace(found, written=found.pick(pick, output, force=force))
+
+
+def _others(named: Sequence[Path], count: int) -> str:
+    """Return a note on recipes of points that an earlier run has left in the folder; empty if there are none."""
+    there = sorted(set(named[0].parent.glob("point*.yaml")) - {*named[:count]}) if named else []
+    return f"recipes of an earlier run stay: {', '.join(path.name for path in there)}" if there else ""
 
 
 def _recipe_of(choices: Choices, data: Any, most_loss: float) -> Recipe:

@@ -63,7 +63,11 @@ def test_points_are_nested_and_evenly_spread(found: onnxgrail.Frontier) -> None:
 
 
 def test_a_picked_point_is_what_compress_and_apply_write(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "point99.yaml").touch()
     found = onnxgrail.frontier(model, tmp_path / "f.onnx", pick=4, save_recipes=tmp_path / "r", **CHOICES)
+    assert "recipes of an earlier run stay: point99.yaml" in found.notes
+    (tmp_path / "r" / "point99.yaml").unlink()
     found.pick("4", tmp_path / "p.onnx")
     widths = found.points[3].widths
     done = onnxgrail.compress(model, tmp_path / "c.onnx", data=DATA, round_to=1, compensate="grail", widths=widths)
