@@ -15,7 +15,7 @@ def lines(data: Any) -> list[str]:
 
 
 def latency(steps: Any, speed: Any) -> None:
-    """Print the latency per sample, and the speedup with its uncertainty."""
+    """Print the latency per run, and the speedup with its uncertainty."""
     times = ", ".join(f"{step['name']} {render.number(step['median'], '.3g')} ms" for step in steps or ())
     if times:
         said = "" if speed is None else f": {speed}"

@@ -135,7 +135,7 @@ def stopwatch(prepared: Prepared, recipe: Recipe) -> Stopwatch:
 def latencies(
     models: Sequence[ir.Model], prepared: Prepared, recipe: Recipe, *, most: float = math.inf
 ) -> tuple[Times, ...] | None:
-    """Measure the milliseconds per sample of a model and of results of narrowing it, in turns.
+    """Measure the milliseconds per run of a model and of results of narrowing it, in turns.
 
     Args:
         models: the original first.

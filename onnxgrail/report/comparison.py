@@ -43,7 +43,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison(Plain):
-    """The fidelity of model `b` to model `a`, the sizes of both, and their latency per sample if requested."""
+    """The fidelity of model `b` to model `a`, the sizes of both, and their latency per run if requested."""
 
     a: Weight
     b: Weight
