@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -198,6 +199,20 @@ def test_products_of_integers_count(body: str, weights: dict[str, tuple[int, ...
     model = tiny("float[N,12] x => float[] y", body, stored, recorded=False)
     once = {"x": np.ones((1, 12), np.float32)}
     assert counting.macs(model, trace(model, observe(model, once))) == 12 * 5
+
+
+@pytest.mark.parametrize(
+    ("body", "weights", "macs"),
+    [
+        ("y = com.microsoft.Attention<num_heads=2>(x, w, b)", {"w": (8, 24), "b": (24,)}, 5 * 8 * 24),
+        ("y = com.microsoft.FusedMatMul<transA=1>(x, w)", {"w": (5, 7)}, 5 * 8 * 7),
+        ("y = com.microsoft.FusedMatMul<transB=1>(x, w)", {"w": (7, 8)}, 5 * 8 * 7),
+    ],
+)
+def test_fused_products_count(body: str, weights: dict[str, Any], macs: int) -> None:
+    model = tiny("float[N,5,8] x => float[] y", body, weights, recorded=False, imports={"com.microsoft": 1})
+    once = {"x": np.ones((1, 5, 8), np.float32)}
+    assert counting.macs(model, trace(model, observe(model, once))) == macs
 
 
 def test_convolutions_of_integers_count() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Bools, Ints
-from onnxgrail.graph.attributes import integer, name_of, names_of, text, written
-from onnxgrail.graph.products import letters_of
+from onnxgrail.graph.attributes import MICROSOFT, integer, name_of, names_of, text, written
+from onnxgrail.graph.products import FUSED, letters_of
 from onnxgrail.graph.rotate.marked import is_cached
 from onnxgrail.graph.stored.find import scales_of
 from onnxgrail.graph.stored.looked_up import EACH, lookups_of
@@ -22,13 +22,15 @@ from onnxgrail.graph.trace.mixture import INPUT, MIXTURES, mixture_of
 from onnxgrail.graph.trace.survey import Holding, Survey
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+TRANSPOSING = ("Gemm", *FUSED)
 Shapes = Callable[[str], tuple[int, ...]]
 
 PRODUCTS = RECURRENT | {
-    "Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulNBits",
+    "Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", *FUSED, "MatMulNBits",
     "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearConv", "QLinearMatMul",
     *MIXTURES,
 }  # fmt: skip
+PROJECTING = frozenset({"Attention", "QAttention"})  # kernels of ONNX Runtime with the weights of queries, keys, values
 BEHIND_SCALES = frozenset({"QLinearConv", "QLinearMatMul"})  # their weight is the fourth input
 CONVOLUTIONS = frozenset({"Conv", "DeformConv", "ConvInteger", "QLinearConv"})
 READERS = PRODUCTS | {"BatchNormalization"}
@@ -124,7 +126,7 @@ def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
     names = names_of(node.inputs)
     output = key(node)
     known = output in survey.facts.shapes and all(not n or n in survey.facts.shapes for n in names[:4])
-    if node.op_type not in PRODUCTS or not known or is_cached(node):
+    if not _multiplies(node) or not known or is_cached(node):
         return survey.repeated.get(output, 0)
     shape, held = shapes(survey, dead), partial(operand_shape, node, survey, dead)
     if node.op_type in MIXTURES:
@@ -140,8 +142,13 @@ def node_macs(node: ir.Node, survey: Survey, dead: Bools | None) -> int:
     if node.op_type in CONVOLUTIONS or node.op_type == "ConvTranspose":
         return math.prod(shape(output if node.op_type in CONVOLUTIONS else names[0])) * math.prod(weight[1:])
     inner = held(0)
-    contracted = inner[0] if node.op_type == "Gemm" and integer(node, "transA") else inner[-1]
-    return math.prod(shape(output)) * contracted
+    contracted = inner[-2 if node.op_type in TRANSPOSING and integer(node, "transA") else -1]
+    made = math.prod(inner[:-1]) * weight[-1] if node.op_type in PROJECTING else math.prod(shape(output))
+    return made * contracted
+
+
+def _multiplies(node: ir.Node) -> bool:
+    return node.op_type in PRODUCTS or (node.op_type in PROJECTING and node.domain == MICROSOFT)
 
 
 def _einsum(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
@@ -213,7 +220,7 @@ def units_in(holding: Holding) -> list[Ints]:
 
 def units_of(node: ir.Node, survey: Survey) -> list[Ints]:
     """Return the units on the tensors and operands of a node that computes products."""
-    return units_at(node, survey) if node.op_type in PRODUCTS else []
+    return units_at(node, survey) if _multiplies(node) else []
 
 
 def units_at(node: ir.Node, survey: Survey) -> list[Ints]:
