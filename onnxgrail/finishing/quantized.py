@@ -153,9 +153,7 @@ def why_little(model: ir.Model, entry: Mapping[str, Any]) -> str:
     why, size = max(sizes.items(), key=itemgetter(1), default=("", 0))
     if why and size >= MUCH * weight_bytes(model):
         return f"layers keep their numbers: {why}"
-    stored = (
-        v.const_value for v in model.graph.initializers.values() if v.dtype in FLOATS and v.const_value is not None
-    )
+    stored = [v.const_value for v in model.graph.initializers.values() if v.dtype in FLOATS]
     if sum(tensor.nbytes for tensor in stored if tensor is not None) >= MOST * written_bytes(model):
         return "most of its weights are of a kind or type that keeps its numbers"
     return "few of its bytes are weights of layers"
