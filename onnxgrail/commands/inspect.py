@@ -14,7 +14,7 @@ from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.core import INNER, KINDS, Kind, Recipe
-from onnxgrail.graph.cost import counting
+from onnxgrail.graph.cost import counting, spare
 from onnxgrail.graph.cuts.places import located, nodes_of
 from onnxgrail.graph.flatten.direct import shapes_text, unlisted_text, unread_text
 from onnxgrail.graph.io.mapped import check_unchanged
@@ -133,7 +133,7 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[st
 def _entries(prepared: Prepared, kinds: Collection[Kind]) -> list[dict[str, Any]]:
     """Return the entries of all blocks of some kinds."""
     survey = prepared.shown
-    blocks, held = survey.blocks, counting.block_shares(survey, prepared.model)
+    blocks, held = survey.blocks, spare.block_shares(survey, prepared.model)
     found = zip(blocks, held, nodes_of(prepared.model, blocks), strict=True)
     return [
         {

@@ -37,6 +37,13 @@ def planted() -> ir.Model:
     )
 
 
+def test_two_layers_hold_no_more_than_the_one_that_they_were() -> None:
+    found = onnxgrail.inspect(planted())
+    (block,) = [one for one in found.blocks if one["kind"] == "rank"]
+    assert block["params"] == CHANNELS * CHANNELS * 9
+    assert block["macs"] == 8 * 8 * CHANNELS * CHANNELS * 9 < found.macs
+
+
 def block_of(result: Any) -> dict[str, Any]:
     """The report entry of the channels between two convolutions."""
     (found,) = [block for block in result.report.data["blocks"] if block["kind"] == "rank"]

@@ -167,3 +167,14 @@ def _cost(node: ir.Node, survey: Survey, counted: str, dead: Bools | None) -> in
         return counting.node_macs(node, survey, dead)
     size = math.prod(counting.operand_shape(node, survey, dead, 1))
     return size * (1 if counted == "params" else survey.facts.dtypes[name_of(node, 1)].itemsize)
+
+
+def block_shares(survey: Survey, model: ir.Model) -> list[tuple[int, int]]:
+    """Return what `counting.block_shares` does; two convolutions that were one hold no more than the one."""
+    pairs = {pair.block.name: pair for pair in pairs_of(model, survey) if pair.block is not None}
+    found = []
+    for block, (params, macs) in zip(survey.blocks, counting.block_shares(survey, model), strict=True):
+        pair = pairs.get(block.name)
+        more = (0, 0) if pair is None else (pair.more(survey, "params", None), pair.more(survey, "macs", None))
+        found.append((params - more[0], macs - more[1]))
+    return found
