@@ -34,7 +34,7 @@ def answer(search: Search, budget: Budget | None, fit: Fit, used: str, bits: Bit
 
 
 def _count(number: int, noun: str) -> str:
-    return f"one {noun}" if number == 1 else f"all {number} {noun}s"
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _reachable(search: Search, budget: Budget, fit: Fit, bits: Bits) -> None:
@@ -45,8 +45,8 @@ def _reachable(search: Search, budget: Budget, fit: Fit, bits: Bits) -> None:
     spec, unit = (".3g", " ms") if budget.target.metric == "latency" else (",.0f", "")
     share = f"{budget.found / max(budget.before, 1e-9):.1%}"
     least = f"{budget.found:{spec}}{unit} of {budget.before:{spec}}{unit} ({share})"
-    ends = [f"{_count(len(search.blocks), 'block')} as narrow as possible"] if search.blocks else []
-    ends += [f"{_count(len(search.rungs), 'weight')} in as few bits as possible"] if search.rungs else []
+    ends = [f"all of {_count(len(search.blocks), 'block')} as narrow as possible"] if search.blocks else []
+    ends += [f"{_count(len(search.rungs), 'weight')} in as few bits as they may have"] if search.rungs else []
     hint = "Leave out --only-bits" if search.recipe.only_bits else "Allow more, or choose more --blocks"
     hint += "; what else runs on this machine disturbs the measurement" if unit else ""
     raise UsageError(

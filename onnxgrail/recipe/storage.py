@@ -110,11 +110,12 @@ def mark(model: ir.Model, recipe: Recipe, *, command: str = "compress", held_out
         model: is changed in place.
         recipe: the choices.
         command: name of the command.
-        held_out: the argument of the run; of data, only that there were some is stored.
+        held_out: the argument of the run; of data, only that there were some is stored, where the result needs them.
     """
     ids = None if recipe.keep_tokens is None else Path(recipe.keep_tokens).name
     choices = {**dataclasses.asdict(recipe), "tokenizer": None, "keep_tokens": ids}
-    choices |= {} if _usual(held_out) else {"held_out": str(held_out)} if _count(held_out) else {WITHOUT: ["held_out"]}
+    fixed = recipe.unit_ratio is not None or recipe.widths is not None or recipe.keeps_everything
+    choices |= {} if _usual(held_out) else _held(held_out, judging=not fixed or bool(recipe.refine))
     entry = {"command": command, "version": metadata.version("onnxgrail"), "recipe": plain(choices)}
     model.metadata_props[KEY] = json.dumps([*runs(model), entry], sort_keys=True)
     if recipe.wants_size:
@@ -185,6 +186,13 @@ def save(path: Path, recipe: Recipe, *, data: Any = None, held_out: Any = None, 
         comments = "".join(f"# Left out: {text}\n" for text in why.values())
         write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True) + comments)
     return [f"{path.name} leaves out {text}" for text in why.values()]
+
+
+def _held(held_out: Any, *, judging: bool) -> dict[str, Any]:
+    """Return the entry on held-out samples; data of their own that choose nothing leave all others to fits."""
+    if _count(held_out):
+        return {"held_out": str(held_out)}
+    return {WITHOUT: ["held_out"]} if judging else {"held_out": "0"}
 
 
 def _usual(held_out: Any) -> bool:

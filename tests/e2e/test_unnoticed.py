@@ -169,6 +169,10 @@ def test_a_model_tells_that_samples_were_held_out(folder: Path) -> None:
             again = onnxgrail.apply(recipe, nets.mlp(), data=folder / "d.npz")
             assert again.to_bytes() == first.to_bytes() != onnxgrail.compress(nets.mlp(), **choices).to_bytes()
     np.savez(folder / "e.npz", **nets.vectors(seed=3))
+    choices = {"unit_ratio": 0.3, "data": folder / "d.npz"}
+    beside = onnxgrail.compress(nets.mlp(), held_out=folder / "e.npz", **choices)  # they choose nothing
+    assert onnxgrail.apply(beside.model, nets.mlp(), data=folder / "d.npz").to_bytes() == beside.to_bytes()
+    choices = {"max_loss": 0.5, "minimize": "params", "data": folder / "d.npz"}
     judged = onnxgrail.compress(nets.mlp(), held_out=folder / "e.npz", **choices)
     with pytest.raises(UsageError, match="the model is of a run with held-out data, which it does not name"):
         onnxgrail.apply(judged.model, nets.mlp(), data=folder / "d.npz")
