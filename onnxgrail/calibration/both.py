@@ -112,7 +112,7 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     axes = _axes_of_samples(reference, wanted)
     wanted = _upright(wanted, axes)
     shapes = {name: _first(shape, axes.get(name, 0)) for name, shape in reference.shapes.items()}
-    looked = texts and not synthetic and labels is None
+    looked = texts and not synthetic and not _tells(labels, wanted)
     text = text_of(lambda feed: _upright(reference.run(feed), axes), feed, wanted) if looked else None
     scores = None if text is None else text.scores
     clues = clues_of(feed, wanted, scores=scores, known=looked, synthetic=synthetic)
@@ -121,6 +121,12 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     clues = replace(clues, ranked=ranked_scores(wanted), changes=frozenset(bases))
     lists, vectors = Lists(open_axes(shapes), clues.lists), takes_vectors(reference.given.values())
     return Comparer(clues, text, lists, vectors, bases, axes)
+
+
+def _tells(labels: Labels | None, outputs: Feed) -> bool:
+    """Return True if there are labels, one for each row of some scores."""
+    shapes = map(np.shape, outputs.values())
+    return labels is not None and any(len(s) > 1 and math.prod(s[:-1]) == labels.values.size for s in shapes)
 
 
 def _axes_of_samples(reference: Session, outputs: Feed) -> dict[str, int]:

@@ -174,7 +174,8 @@ class Prepared:
     def scarce(self) -> str:
         """Return a warning if the data hold too few samples for reliable statistics, '' otherwise."""
         held = self.held_out
-        return self.batches.scarce(0 if held is None or held.own else held.batches.samples)
+        back = 0 if held is None or held.own else held.batches.samples
+        return self.batches.scarce(back, judged=held is not None and held.own)
 
 
 def rounds(prepared: Prepared) -> bool:

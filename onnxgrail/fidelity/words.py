@@ -87,8 +87,9 @@ def advice(data: Data) -> list[str]:
     loss = last_of(data)["headline"].get("loss") or 0.0
     lost = f", loss {loss:.0%}" if found.share is not None and 1 - found.share < FAR < loss else ""
     far = f"output {found.output} is far from the original ({found.measure} {found.value}{lost})"
-    ways = ["more real --data", *_ways(data.get("recipe") or {})]
-    return [f"{far}: {' or '.join(filter(None, (', '.join(ways[:-1]), ways[-1])))} bring it closer"]
+    ways = [*(["more real --data"] if data.get("calibration") else []), *_ways(data.get("recipe") or {})]
+    better = f": {' or '.join(filter(None, (', '.join(ways[:-1]), ways[-1])))} bring it closer" if ways else ""
+    return [f"{far}{better}"]
 
 
 def _ways(recipe: Data) -> list[str]:

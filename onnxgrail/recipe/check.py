@@ -86,7 +86,8 @@ def _check(recipe: Recipe) -> None:
             _check_words(row, value)
         elif isinstance(value, int | float) and not row.value.allows(value):
             hint = "1 would remove everything" if row.value == SHARE else ""
-            hint = f"For {value:g} percent write {value:g}%" if row.value.kind == "portion" and value >= 1 else hint
+            percent = f"For {value:g} percent write {value:g}%; {value:.0%} would allow any loss"
+            hint = percent if row.value.kind == "portion" and value >= 1 else hint
             raise UsageError(f"{name} must be {row.value.limits}, got {value:.12g}", hint=hint)
         elif value == () and getattr(DEFAULTS, name):
             raise UsageError(f"{name} is empty", hint="Leave it out for the default")

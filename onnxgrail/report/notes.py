@@ -68,7 +68,7 @@ def notes_of(
         _ended(recipe, decision.allocation.found),
         _more(decision.allocation.found),
         _loose(decision.allocation.found),
-        _blind(decision.allocation.found, labeled=prepared.batches.has_labels),
+        _blind(decision.allocation.found, labeled=_labeled(prepared)),
         _unjudged(recipe, decision.allocation.found),
         _missed(budget),
         _early(recipe),
@@ -174,6 +174,12 @@ def _loose(found: Found | None) -> str:
     )
 
 
+def _labeled(prepared: Prepared) -> bool:
+    """Return True if the samples that judge have labels."""
+    held = prepared.held_out
+    return (prepared.batches if held is None else held.batches).has_labels
+
+
 def _blind(found: Found | None, *, labeled: bool) -> str:
     """Return a note on samples that hold nothing, or hardly anything, that a loss could see."""
     loss = None if found is None else found.loss
@@ -221,14 +227,15 @@ def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:
         return ""
     block = channel_block()
     odd = sum(len(c.reducer.kept) * c.block.unit_size % block > 0 for c in convolved)
-    if not odd or recipe.round_to % block == 0:
+    if not odd:
         return ""
+    better = f"--round-to {block} may be as fast or faster"
+    if recipe.round_to % block == 0:
+        better = "another --ratio may be faster: for this one, some blocks need finer steps"
     of = f"{odd} of {len(convolved)} narrowed blocks of convolutions are not multiples"
     which, them = (of, "them") if len(convolved) > 1 else ("the narrowed block of convolutions is no multiple", "it")
-    return (
-        f"{which} of {block} channels wide: ONNX Runtime computes {them} in blocks of {block} on this machine, so "
-        f"--round-to {block} may be as fast or faster"
-    )
+    wide = f"{which} of {block} channels wide"
+    return f"{wide}: ONNX Runtime computes {them} in blocks of {block} on this machine, so {better}"
 
 
 def left_text(prepared: Prepared, nodes: Mapping[str, str]) -> str:

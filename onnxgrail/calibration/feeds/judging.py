@@ -15,11 +15,11 @@ from onnxgrail.errors import DataError, UsageError
 from onnxgrail.machine.amounts import whole
 
 AUTO = "auto"  # default of --held-out: a fifth of the data, see `held_out`
-CHECKED_SAMPLES = 16  # limit of calibration samples, which say little because fits have seen them
+CHECKED_SAMPLES = 64  # limit of calibration samples, which say little because fits have seen them
 MANY, EACH = 320, 5  # samples from which one feed in so many judges a loss; fewer samples judge by halves
 GATE = 5  # one batch in so many chooses the weights of a refinement
 BARE = 0.1  # share of the average content that a feed without any counts for
-CHECKED_SHARE, CHECKED_LEAST = 16, 8  # one sample in so many, so that the check costs little beside the calibration
+CHECKED_SHARE, CHECKED_LEAST = 4, 16  # one sample in so many, so that the check costs little beside the calibration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

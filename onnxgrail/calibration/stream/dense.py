@@ -25,6 +25,10 @@ Dense = Mapping[str, tuple[Stats, ...]]
 """Block name -> statistics of its probes."""
 
 TOGETHER = 2**31  # bytes of second moments collected in one pass
+SAME = (
+    "Data, --samples, --held-out, --batch-size and --seed must be as they were; without --held-out, --max-loss holds "
+    "out other samples than --ratio"
+)
 FORMAT = 1
 T = TypeVar("T")
 
@@ -122,7 +126,7 @@ def _read(
     if head["format"] != FORMAT:
         raise DataError(f"{label!r} has format {head['format']}, expected {FORMAT}", hint="Create it again")
     for what, said, key, hint in (  # data first: a model in other bases of these data is another one, too
-        ("data", "other data", data_key(batches), "Data, --samples, --batch-size and --seed must be as they were"),
+        ("data", "other data", data_key(batches), SAME),
         ("model", "another model", model_key(model), "Create them again with --save-stats"),
     ):
         if head[what] != key:

@@ -47,7 +47,7 @@ LAYERS = "fused layers keep more bits"
 RECURRENT = ("LSTM", "GRU", "RNN")
 KEPT_FUSED = ("Attention", "EmbedLayerNormalization")
 SMALLER = "it would not get smaller"
-SPARED = "the size leaves room for all of its bits"
+SPARED = "it was chosen to keep all of its bits"
 
 
 @dataclass(frozen=True, slots=True)
