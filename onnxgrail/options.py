@@ -16,6 +16,8 @@ INNER: tuple[Kind, ...] = ("qk", "vo")
 """Kinds of channels inside attention heads."""
 WEIGHTS = {"int4": 4, "int8-weights": 8}
 """Bits of matrices by kind of quantization, for the kinds that store only weights in a few bits."""
+WITHOUT_DATA = ("fp16", "int8-dynamic")
+"""Kinds of quantization that fit nothing to data."""
 FITS = ("prior", "affine", "blend", "downstream", "patch")
 MAX_LOSS = 0.01
 """The largest loss of a run that gives no amount."""

@@ -74,7 +74,7 @@ class Found:
         key: names the found widths in the folder of a run that can be continued.
         spared: weights with more bits in all candidates than `--quantize` gives, with the reason: 16 where it gives 8,
             or 8 that a runtime converts.
-        ended: True if `budget_seconds` ended the search.
+        ended: True if the search has taken `budget_seconds`, so that it may have gone further with more.
     """
 
     limit: float

@@ -28,14 +28,13 @@ from onnxgrail.narrowing.bits.rounding import Bits, rounded
 from onnxgrail.narrowing.bits.sides import Guide
 from onnxgrail.narrowing.bits.speed import slow_weights
 from onnxgrail.narrowing.decide import Decision
-from onnxgrail.options import WEIGHTS
+from onnxgrail.options import WEIGHTS, WITHOUT_DATA
 from onnxgrail.search.candidates import loss_of
 
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it
 MUCH = 0.25  # share of the bytes of weights that layers keep, from which the reason is given
 MOST, FLOATS = 0.5, (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # share of the bytes of a file that are such weights
 MORE = "some weights have more bits than the search has chosen: fitted to all data, the model would lose too much"
-WITHOUT_DATA = ("fp16", "int8-dynamic")  # kinds that fit nothing to data
 NO_CONV = ("int8-dynamic",)  # kinds that leave convolutions in float
 
 

@@ -156,11 +156,11 @@ def _unmatched(prepared: Prepared, recipe: Recipe) -> str:
 
 
 def _ended(recipe: Recipe, found: Found | None) -> str:
-    """Return a note on a search that time has ended."""
+    """Return a note on a search that has used up its time."""
     if found is None or not found.ended:
         return ""
     count = len(found.tried)
-    return f"--budget-seconds {recipe.budget_seconds:g} ended the search: {count} candidate{'s' * (count > 1)} judged"
+    return f"--budget-seconds {recipe.budget_seconds:g} was used up: {count} candidate{'s' * (count > 1)} judged"
 
 
 def _loose(found: Found | None) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxgrail.core import Refusal
+from onnxgrail.options import WITHOUT_DATA
 
 KINDS = {  # words for a kind, the noun for its units, and a label for all of them
     "conv": ("convolution", "channel", "Convolution channels"),
@@ -93,9 +94,12 @@ def search_text(data: Mapping[str, Any]) -> str:
     search, loss = (data.get("allocation") or {}).get("search"), loss_of(data)
     if not search or loss is None:
         return ""
-    seen = loss is (data.get("quantization") or {}).get("loss") and search["crossed"]
+    quantized: Mapping[str, Any] = data.get("quantization") or {}
     how = "each judged by a fit without it" if search["crossed"] else "that no fit has seen"
-    how = "that fits have seen" if seen else how
+    again = bool(quantized.get("loss") is loss)  # judged once more, as it is written
+    if search["crossed"] and again:
+        narrowed = any(block["kept"] < block["units"] for block in data["blocks"])
+        how = "that fits have seen" if narrowed or quantized["kind"] not in WITHOUT_DATA else "that no fit has seen"
     of = f", output {loss['output']}" if loss["output"] else ""  # a metric judges all outputs
     return (
         f"{loss['mean']:.2%} ({loss['name']}{of}), with 95 % confidence at most "

@@ -40,7 +40,7 @@ def within(task: Task) -> tuple[Widths, Found]:
     paths = paths_within(task, BEYOND * task.limit + SLACK)
     tried: dict[str, Candidate] = {}
     smallest: list[tuple[Step, Judged]] = []
-    narrows = ended = False
+    narrows = False
     patience = PATIENCE[task.search.recipe.effort]
     tick = ticking(task.search.job.progress, "searching", patience.tries)
     with Candidates(task) as candidates:
@@ -59,11 +59,12 @@ def within(task: Task) -> tuple[Widths, Found]:
             tick()
             return loss.bound
 
+        def over() -> bool:
+            return budget is not None and time.monotonic() - started > budget
+
         def late() -> bool:
             """Return True where no time is left, or where fewer bits alone lose too much, so that nothing can hold."""
-            nonlocal ended
-            if budget is not None and time.monotonic() - started > budget:
-                ended = True
+            if over():
                 return True
             none = len(tried) >= FAILED and all(one.loss.bound > task.limit for one in tried.values())
             return none and task.search.recipe.quantize != "none" and bound(paths.without(), 0) > task.limit
@@ -74,6 +75,7 @@ def within(task: Task) -> tuple[Widths, Found]:
             path, best = cheaper((path, best), paths.without([block.name for block in task.search.blocks]), seek)
         if not best and task.search.recipe.quantize != "none":
             bound(path, best)  # the whole model with rounded weights
+        ended = over()
     found = _found(task, path, tried, best, _cheapest(path, smallest), crossed=candidates.crossed)
     return path.widths(best), replace(found, ended=ended)
 
