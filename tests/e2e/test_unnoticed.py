@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import onnxgrail
+from onnxgrail import models
 from onnxgrail.calibration.feeds.signature import Input
 from onnxgrail.cli import main
 from onnxgrail.core import Recipe
@@ -187,6 +188,34 @@ def test_what_is_no_recipe_is_told(folder: Path) -> None:
     for wrong in (report, 3, {"schema": "onnxgrail.frontier/1"}):
         with pytest.raises(UsageError, match=r"a recipe of type|is no report of a run of `compress`"):
             onnxgrail.apply(wrong, nets.mlp(), data=folder / "d.npz")
+
+
+def test_labels_of_whole_texts_leave_their_tokens_to_be_predicted() -> None:
+    model = models.load("char_llama")
+    with np.load(model.calibration) as file:
+        ids = file["input_ids"][:4, :24]
+    labels = {"labels": np.zeros(len(ids), np.int64)}
+    found = [onnxgrail.compare(model.model, model.model, data={"input_ids": ids, **more}) for more in ({}, labels)]
+    assert found[0].outputs[0].perplexity == found[1].outputs[0].perplexity is not None
+
+
+def test_few_samples_to_fit_to_are_told_whatever_is_held_out() -> None:
+    choices: dict[str, Any] = {"ratio": 0.3, "data": nets.vectors(100)}
+    notes = onnxgrail.compress(nets.mlp(), held_out=80, **choices).report.data["notes"]
+    assert any(note.startswith("calibrated on 20 samples: ") for note in notes)
+    notes = onnxgrail.compress(nets.mlp(), held_out=nets.vectors(24, seed=9), samples=4, **choices).report.data["notes"]
+    (told,) = (note for note in notes if note.startswith("calibrated on 4 samples: "))
+    assert "--held-out" not in told
+    assert "does not show it" not in told
+
+
+def test_a_metric_of_held_out_labels_has_labels() -> None:
+    held = {**nets.vectors(40, seed=9), "labels": np.zeros(40, np.int64)}
+    choices: dict[str, Any] = {"max_loss": 0.5, "minimize": "params", "data": nets.vectors(64)}
+    for held_out, none in ((held, False), (nets.vectors(40, seed=9), True)):
+        made = onnxgrail.compress(nets.mlp(), held_out=held_out, metric=lambda a, b, c: np.zeros(40), **choices)
+        (told,) = (note for note in made.report.data["notes"] if "is 0 on all 40 samples" in note)
+        assert ("its third argument was None" in told) is none
 
 
 def _apart(reference: Any, candidate: Any, labels: Any) -> Any:
