@@ -16,7 +16,7 @@ from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import Metric
 from onnxgrail.report.build import report_of
-from onnxgrail.report.notes import fewer_bits
+from onnxgrail.report.notes import empty_caches, fewer_bits
 from onnxgrail.report.sizes import Made
 from onnxgrail.report.summary import nothing_text
 from onnxgrail.search.latency import slower
@@ -73,6 +73,7 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) ->
         text = f"nothing could be compressed: {_amount(recipe)} no unit from any of {len(chosen)} blocks"
     else:
         text, hint = no_blocks(prepared, chosen, decision.refusals)
+    hint = empty_caches(prepared, recipe) or hint
     if recipe.quantize != "none":
         alone = f"--ratio 0 --quantize {recipe.quantize} quantizes without narrowing"
         hint = f"{hint}; {alone}" if hint else alone

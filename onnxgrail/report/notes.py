@@ -28,6 +28,7 @@ from onnxgrail.recipe.selection import named
 from onnxgrail.recipe.table.option import spelled
 
 LITTLE = 0.01  # share of what a search minimizes, below which it has saved next to nothing
+CACHE = 4  # axes of a cache of keys or values
 NOTED = 2**10  # bytes of notes from which a report tells that they are gone
 MUCH = 1.3  # times what is saved now
 FEW = 16  # samples below which a bound of a loss is loose
@@ -73,6 +74,7 @@ def notes_of(
         _missed(budget),
         _early(recipe),
         *idle(recipe),
+        empty_caches(prepared, recipe),
         _unmatched(prepared, recipe),
         _shed(prepared, recipe, slim),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
@@ -89,6 +91,14 @@ def _drawn(model: ir.Model) -> str:
     """Return a note on a model that draws random numbers."""
     ops = " and ".join(random_ops(model))
     return f"{ops} drew the same numbers for the original and the result; in use they differ" if ops else ""
+
+
+def empty_caches(prepared: Prepared, recipe: Recipe) -> str:
+    """Return a note on caches that are to be narrowed and that the data leave empty."""
+    empty = [name for name, array in prepared.feed.items() if array.ndim == CACHE and not array.size]
+    if not recipe.kv_io or not empty:
+        return ""
+    return f"--kv-io needs --data with caches that are not empty, as {empty[0]!r} is: nothing follows from it"
 
 
 def little(found: Found | None, kind: str) -> str:

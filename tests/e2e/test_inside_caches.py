@@ -124,6 +124,16 @@ def test_matrices_between_do_not_count(choices: dict[str, Any]) -> None:
     assert not [name for name in told if "past" in name or "present" in name]
 
 
+def test_a_run_with_empty_caches_tells_what_to_give() -> None:
+    data = feeds()
+    shapes = {n: tuple(0 if size == PAST else size for size in data[n].shape) for n in WHOLE}
+    data |= {n: np.zeros(shape, np.float32) for n, shape in shapes.items()}
+    notes = onnxgrail.compress(decoder(), data=[data], kv_io=True, unit_ratio=0.5, round_to=1).report.data["notes"]
+    assert any(note.startswith("--kv-io needs --data with caches that are not empty") for note in notes)
+    with pytest.raises(onnxgrail.errors.NothingToCompressError, match="--kv-io needs --data with caches"):
+        onnxgrail.compress(decoder(), data=[data], blocks=INNER, kv_io=True, unit_ratio=0.5)
+
+
 def test_empty_caches_tell_nothing_of_their_channels() -> None:
     given = {n: a[:, :0] if n[5:6] == "k" else a[:, :, :0] if n in WHOLE else a for n, a in feeds().items()}
     result = onnxgrail.compress(decoder(), data=given, unit_ratio=0.5, kv_io=True)
