@@ -105,7 +105,8 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
         return (), "weights keep their bits: the model is quantized already"
     if recipe.target == "tensorrt" and not recipe.qdq:
         return (), "weights keep their bits: TensorRT has no MatMulNBits; --qdq stores them in a form that it has"
-    rungs, inside = _every(model, prepared, recipe), _in_branches(prepared.as_written().model)
+    written = prepared.as_written()
+    rungs, inside = _every(model, written, recipe), _in_branches(written.model)
     if sum(rung.whole - rung.bytes(rung.least) for rung in rungs) >= LITTLE * weight_bytes(model):
         return rungs, inside
     few = "weights keep their bits: few bytes of this model are weights of layers and tables that are looked up"
@@ -148,7 +149,7 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
     Raises:
         UsageError: the model has no such weight, or the weight cannot have so many bits.
     """
-    every = _every(with_initializers(prepared.model), prepared, recipe) if recipe.bits else ()
+    every = _every(with_initializers(prepared.model), prepared.as_written(), recipe) if recipe.bits else ()
     rungs = {rung.weight: rung for rung in every}
     for name, number in (recipe.bits or {}).items():
         if name not in rungs:
@@ -160,9 +161,15 @@ def given_bits(prepared: Prepared, recipe: Recipe) -> Bits:
     return {name: (recipe.bits or {}).get(name, FLOAT) for name in rungs}
 
 
-def _every(model: ir.Model, prepared: Prepared, recipe: Recipe) -> tuple[Rung, ...]:
-    """Return all weights of the model, as `with_initializers` returns it, that may have fewer bits."""
-    facts, written = prepared.survey.facts, with_initializers(prepared.as_written().model)  # plans look into no branch
+def _every(model: ir.Model, whole: Prepared, recipe: Recipe) -> tuple[Rung, ...]:
+    """Return all weights of the model, as `with_initializers` returns it, that may have fewer bits.
+
+    Args:
+        model: the graph without branches.
+        whole: with the graph as it is written.
+        recipe: the choices.
+    """
+    facts, written = whole.survey.facts, with_initializers(whole.model)  # plans look into no branch
     rungs = _rungs(written, [plan_of(written, facts, recipe, {"": level}) for level in LEVELS])
     if recipe.target == "tensorrt":
         return _paired(rungs)

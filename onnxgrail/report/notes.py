@@ -21,6 +21,7 @@ from onnxgrail.graph.io.opaque import maps_text
 from onnxgrail.graph.io.running.steady import random_ops
 from onnxgrail.graph.io.running.widen import has_bfloat16
 from onnxgrail.graph.notes import note_bytes
+from onnxgrail.graph.rewrite.caches import RANK
 from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
@@ -28,7 +29,6 @@ from onnxgrail.recipe.selection import named
 from onnxgrail.recipe.table.option import spelled
 
 LITTLE = 0.01  # share of what a search minimizes, below which it has saved next to nothing
-CACHE = 4  # axes of a cache of keys or values
 NOTED = 2**10  # bytes of notes from which a report tells that they are gone
 MUCH = 1.3  # times what is saved now
 FEW = 16  # samples below which a bound of a loss is loose
@@ -95,7 +95,7 @@ def _drawn(model: ir.Model) -> str:
 
 def empty_caches(prepared: Prepared, recipe: Recipe) -> str:
     """Return a note on caches that are to be narrowed and that the data leave empty."""
-    empty = [name for name, array in prepared.feed.items() if array.ndim == CACHE and not array.size]
+    empty = [name for name, array in prepared.feed.items() if array.ndim == RANK and not array.size]
     if not recipe.kv_io or not empty:
         return ""
     return f"--kv-io needs --data with caches that are not empty, as {empty[0]!r} is: nothing follows from it"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from onnxgrail.calibration.feeds.held_out import LEAST
 from onnxgrail.core import Feed, Labels
 from onnxgrail.errors import DataError, ModelError
 
 ENOUGH = 32  # samples: with 8 of them a small ResNet at 0.4 keeps 72 % of its accuracy, with 32 99 %
-HELD = 8  # samples that are held back from so many
 
 
 @runtime_checkable
@@ -97,7 +97,7 @@ class Batches:
             held: samples of the same data that are held back from the fit.
             judged: other data judge.
         """
-        if self.synthetic or self.samples + min(held, HELD) >= ENOUGH:
+        if self.synthetic or self.samples + min(held, LEAST) >= ENOUGH:
             return ""
         unseen = "" if held or judged else ", and the check on calibration samples does not show it"
         advice = "give 32 to 512" if held or judged else "give 32 to 512, and --held-out to see"
