@@ -82,7 +82,7 @@ def test_any_number_of_processes_writes_the_bytes_of_one(
     small(monkeypatch, joint=joint)
     wanted = written(tmp_path, 1, *case, **CHOICES[name])
     sources, exchange = used(monkeypatch)
-    for size in (2, 4):
+    for size in (2, 3, 4):
         assert written(tmp_path, size, *case, **CHOICES[name]) == wanted, size
         if not joint and name in ("open loop", "obs"):  # of three blocks; `l2` reads what the block before changed
             assert sources == set(range(min(size, 3))), "every process decides"

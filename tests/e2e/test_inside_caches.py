@@ -118,7 +118,7 @@ def test_matrices_between_do_not_count(choices: dict[str, Any]) -> None:
     assert (data["params_before"], data["params_after"]) == (stored, parameters(result.model))
     compared = onnxgrail.compare(decoder(), result.model, data=feeds()).to_data()
     assert (data["macs_before"], data["macs_after"]) == (compared["a"]["macs"], compared["b"]["macs"])
-    assert 0.6 * stored < data["params_after"] <= 0.76 * stored
+    assert 0.6 * stored < data["params_after"] <= 0.71 * stored
     assert {b["kind"] for b in result.report.data["blocks"]} >= {*INNER}
     told = [name for block in result.report.data["blocks"] for name in [m["initializer"] for m in block["members"]]]
     assert not [name for name in told if "past" in name or "present" in name]

@@ -341,9 +341,9 @@ def test_a_second_run_gives_the_same_bytes(
         return (tmp_path / "out.onnx").read_bytes()
 
     monkeypatch.setenv("ONNXGRAIL_CACHE", "")
-    assert len({run() for _ in range(3)}) > 1  # without, noise decides
-    assert len({run(resume=tmp_path / "steps") for _ in range(2)}) == 1
+    assert len({run() for _ in range(4)}) > 1  # without, noise decides
+    assert len({run(resume=tmp_path / "steps") for _ in range(3)}) == 1
     monkeypatch.setenv("ONNXGRAIL_CACHE", str(tmp_path / "cache"))
-    assert len({run() for _ in range(2)}) == 1
+    assert len({run() for _ in range(3)}) == 1
     dry = onnxgrail.compress(source, data=data, compensate="none", dry_run=True, **more)
     assert dry.report.data["model"]["bytes_after"] == len(run())
