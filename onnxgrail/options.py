@@ -108,6 +108,11 @@ class Recipe:
         return self.chooses_bits or (self.target_size is not None and self.quantize in WEIGHTS)
 
     @property
+    def uses_tool(self) -> bool:
+        """Return True if a tool of ONNX Runtime quantizes the model in the end."""
+        return self.quantize not in ("none", *WEIGHTS)
+
+    @property
     def is_tight(self) -> bool:
         """Return True if new numbers must not make the file exceed a target."""
         return self.target_params is not None or self.target_size is not None

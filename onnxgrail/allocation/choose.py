@@ -15,7 +15,7 @@ from onnxgrail.allocation.balance import PROMISE, Fit, balanced, by_units
 from onnxgrail.allocation.few import Bits, Moved, fewest, given_bits, held, lowered, plain, raised, with_bits
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths, ladders_of
 from onnxgrail.allocation.losses import Search, Way, Ways, evidence, tells
-from onnxgrail.allocation.measures import Measure, built, measure_of
+from onnxgrail.allocation.measures import Measure, built, measure_of, of_result
 from onnxgrail.allocation.outcome import answer, counted
 from onnxgrail.allocation.result import Allocation, Budget, at_widths
 from onnxgrail.allocation.timed import Timing, fitted_to_time, stopwatch
@@ -141,7 +141,7 @@ def _limit(search: Search, target: Target | None) -> tuple[Metric, Measure, floa
     """Return the metric, its measure, and the limit."""
     prepared, recipe = search.prepared, search.recipe
     if target is not None:
-        measure = measure_of(prepared, target.metric, bare=recipe.wants_size)
+        measure = of_result(prepared, search.job, target.metric)
         return target.metric, measure, target.limit(measure.given)
     if recipe.unit_ratio is None:
         measure = measure_of(prepared, "params")
@@ -193,11 +193,11 @@ def _corrected(
     def over(fit: Fit) -> float:
         return measure(fit.widths) + off(fit) - limit
 
-    tries = BLOCKED if bits else CORRECTIONS
+    tries = BLOCKED if bits or (metric == "size" and search.recipe.uses_tool) else CORRECTIONS
     for _ in range(tries):
         if not best.reached or over(best) <= 0:
             break
-        most = min(limit - max(off(best), 1.0), most - over(best) if bits else limit)
+        most = min(limit - max(off(best), 1.0), most - over(best) if tries == BLOCKED else limit)
         best = paying(most)
     if not best.reached:
         best = replace(best, reached=over(best) <= 0)

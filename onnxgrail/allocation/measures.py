@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
 
 from onnxgrail.calibration.prepared import Prepared, narrowed
-from onnxgrail.calibration.quantize.light import blank, converted, light_of
-from onnxgrail.core import Block
+from onnxgrail.calibration.quantize.form import as_judged, elsewhere
+from onnxgrail.calibration.quantize.light import Light, blank, converted, light_of
+from onnxgrail.core import Block, Recipe
 from onnxgrail.graph.bits.plan import NONE, TABLE, beside, plan_of, with_initializers
 from onnxgrail.graph.bits.store import store_blank
 from onnxgrail.graph.cost import counting
@@ -52,7 +55,7 @@ class Measure:
     given: float
     before: float
     meter: Meter
-    per: int = 1
+    per: float = 1
     few: Few | None = None
 
     def __call__(self, widths: Mapping[str, int]) -> float:
@@ -86,6 +89,21 @@ def measure_of(prepared: Prepared, metric: Metric, *, bare: bool = False) -> Mea
     given = counting.parameters(prepared.original) if metric == "params" else prepared.macs / prepared.samples
     meter = meter_of(prepared.model, prepared.survey, "params" if metric == "params" else "macs")
     return Measure(given, before, meter, 1 if metric == "params" else prepared.samples)
+
+
+def of_result(prepared: Prepared, job: Job, metric: Metric) -> Measure:
+    """Return the measure of the result; its bytes are those of the file that a tool quantizes in the end.
+
+    What a width saves there is known from the whole model and one with half of the units.
+    """
+    measure = measure_of(prepared, metric, bare=job.recipe.wants_size)
+    if metric != "size" or not job.recipe.uses_tool:
+        return measure
+    half = {block.name: -(-block.units // 2) for block in prepared.survey.blocks}
+    whole, less = (built(prepared, job, metric, widths) for widths in ({}, half))
+    if whole is None or less is None:
+        return measure
+    return replace(measure, before=whole, per=measure.meter.saved(half) / max(whole - less, 1.0))
 
 
 def gone(prepared: Prepared, widths: Mapping[str, int]) -> tuple[int, int, int]:
@@ -138,6 +156,9 @@ def built(
     if metric == "params":
         return counting.parameters(slim) - unused
     mark(slim, job.recipe, held_out=job.held_out)
+    if job.recipe.uses_tool:
+        small = _by_tool(prepared, slim, job.recipe)
+        slim, unused = small, unused * weight_bytes(small) // max(weight_bytes(slim), 1)
     if bits:
         slim = with_initializers(slim)
         bits = beside(slim, bits)
@@ -145,8 +166,20 @@ def built(
         store_blank(slim, plan, job.recipe)
         bits = {**bits, **dict.fromkeys(plan.coded, TABLE)}
         if converted(slim, bits):
-            slim = (light_of(slim, ()) if prepared.batches.synthetic else blank(slim)).with_bits(bits)
+            slim = _light(prepared, slim).with_bits(bits)
     return None if weight_bytes(prepared.model) > LIMIT else written_bytes(slim, job.weights) - unused
+
+
+def _light(prepared: Prepared, slim: ir.Model) -> Light:
+    """Return a model whose weights may have fewer bits, with zeros for the biases that follow data."""
+    return light_of(slim, ()) if prepared.batches.synthetic else blank(slim)
+
+
+def _by_tool(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> ir.Model:
+    """Return a model that is as large as the quantized one."""
+    if recipe.quantize == "int8" and not elsewhere(recipe):
+        return _light(prepared, slim).stored()
+    return as_judged(prepared, slim, recipe, ())
 
 
 def ledger_of(prepared: Prepared, widths: Mapping[str, int]) -> Ledger:

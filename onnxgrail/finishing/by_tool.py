@@ -10,13 +10,17 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.allocation.found import Found
+from onnxgrail.allocation.measures import measure_of
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.quantize import Quantised
 from onnxgrail.calibration.quantize.form import in_form
 from onnxgrail.calibration.quantize.static import Trials
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.finishing.speed import SPEED, not_slower, speed_of
 from onnxgrail.graph.io.opset import opset_of
+from onnxgrail.graph.io.writing import written_bytes
+from onnxgrail.machine.amounts import target_of
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec, Record
 from onnxgrail.narrowing.bits.halves import on_few
@@ -26,6 +30,7 @@ from onnxgrail.search.kernels import Durations, durations
 DURATIONS: Codec[Sequence[Durations]] = Codec(
     lambda times: Record(notes={"times": list(times)}), lambda record: record.notes["times"]
 )
+FULL = "--target-size leaves no room for layers with more than 8 bits, which would lose less"
 ENOUGH = 0.01  # loss at which no further layer stays in float, without --max-loss
 
 
@@ -43,6 +48,7 @@ def quantised_by_tool(
     recipe = job.recipe
     with _trials(prepared, slim, job) as trials:
         made = in_form(prepared, slim, recipe, None if found is None else found.spared, trials)
+    made, large = _small_enough(prepared, slim, made, job)
     made, slow = not_slower(prepared, slim, made, job)
     old, new = opset_of(slim), opset_of(made.model)
     changed = f"opset {old} has no scales per channel: the model was converted to opset {new}"
@@ -52,8 +58,19 @@ def quantised_by_tool(
         "kept_float": list(made.kept),
         "kept_float_reason": made.why if made.kept else "",
         "ops": dict(made.ops),
-        "notes": [*([] if old == new else [changed]), *filter(None, [slow])],
+        "notes": [*([] if old == new else [changed]), *filter(None, [large, slow])],
     }
+
+
+def _small_enough(prepared: Prepared, slim: ir.Model, made: Quantised, job: Job) -> tuple[Quantised, str]:
+    """Return the model of a tool, or one with 8 bits in more layers if a target for the size needs it, and a note."""
+    target = target_of(job.recipe)
+    if job.recipe.quantize != "int8" or target is None or target.metric != "size":
+        return made, ""
+    limit = target.limit(measure_of(prepared, "size").given)
+    if written_bytes(made.model, job.weights) <= limit:
+        return made, ""
+    return in_form(prepared, slim, job.recipe, ()), FULL
 
 
 @contextlib.contextmanager

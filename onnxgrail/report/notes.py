@@ -272,12 +272,10 @@ def _clamped(changes: Sequence[Change]) -> str:
 
 
 def _early(recipe: Recipe) -> str:
-    """Return a note on a target for the size or the latency that does not know what quantization makes of it."""
-    if recipe.target_latency is not None and recipe.quantize != "none":
-        return f"--target-latency is for the model before --quantize {recipe.quantize}; `bench` measures the file"
-    if recipe.target_size is None or recipe.quantize in ("none", *WEIGHTS):
+    """Return a note on a target for the latency that does not know what quantization makes of it."""
+    if recipe.target_latency is None or recipe.quantize == "none":
         return ""
-    return f"--target-size counts the file before --quantize {recipe.quantize}, which makes it smaller still"
+    return f"--target-latency is for the model before --quantize {recipe.quantize}; `bench` measures the file"
 
 
 def _shed(prepared: Prepared, recipe: Recipe, slim: ir.Model | None) -> str:

@@ -1,9 +1,10 @@
-"""Behind the narrowing: quantise, simplify, hold against a runtime; on a trained ResNet, whose accuracy is known."""
+"""After narrowing: quantise, simplify, hold against a runtime; on a trained ResNet, whose accuracy is known."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
+from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.quantize import Quantised
 from onnxgrail.calibration.runtime.session import open_session
 from onnxgrail.calibration.runtime.timing import Times
-from onnxgrail.core import Feed
+from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import MissingExtraError, ModelError, UsageError
-from onnxgrail.finishing import ship
+from onnxgrail.finishing import by_tool, ship
 from onnxgrail.models import score
 from tests.command import run, said
 from tests.shorter import shorter
@@ -299,3 +302,44 @@ def test_a_quantised_model_that_is_slower_is_told() -> None:
     assert "takes 2.00 times as long as before" in note
     assert ship._slow(quick, unsure) == []
     assert ship._slow(slow, quick) == []
+
+
+@pytest.mark.parametrize(
+    ("choices", "size"),
+    [
+        ({"quantize": "int8"}, 0.2),
+        ({"quantize": "int8-dynamic"}, 0.4),  # convolutions stay in float
+        ({"quantize": "int8", "qdq": True}, 0.2),
+    ],
+)
+def test_a_size_is_that_of_the_quantized_file(
+    choices: dict[str, Any], size: float, resnet: Any, tmp_path: Path
+) -> None:
+    given = {"data": resnet.calibration, "samples": 32, "compensate": "none", "check": False, **choices}
+    report = onnxgrail.compress(resnet.model, tmp_path / "o.onnx", target_size=f"{size:%}", **given).report.data
+    limit = size * resnet.model.stat().st_size
+    assert 0.95 * limit < (tmp_path / "o.onnx").stat().st_size == report["model"]["budget"]["achieved"] <= limit
+
+
+def test_a_size_that_quantization_meets_alone_needs_no_narrower_blocks(tmp_path: Path) -> None:
+    onnx.save(nets.mlp((24, 192, 128, 10)), tmp_path / "m.onnx")
+    given: dict[str, Any] = {"quantize": "fp16", "check": False, "target_size": "60%"}
+    report = onnxgrail.compress(tmp_path / "m.onnx", tmp_path / "o.onnx", **given).report.data
+    assert all(block["kept"] == block["units"] for block in report["blocks"])
+    assert (tmp_path / "o.onnx").stat().st_size <= report["model"]["budget"]["limit"]
+
+
+def test_layers_that_would_stay_in_float_get_8_bits_if_a_size_needs_it(
+    resnet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = by_tool.in_form
+
+    def tried(prepared: Prepared, slim: ir.Model, recipe: Recipe, half: Any = None, trials: Any = None) -> Quantised:
+        found = made(prepared, slim, recipe, half, None)
+        return found if trials is None else replace(found, model=slim)
+
+    monkeypatch.setattr(by_tool, "in_form", tried)
+    given = {"data": resnet.calibration, "samples": 32, "quantize": "int8", "check": False}
+    report = onnxgrail.compress(resnet.model, tmp_path / "o.onnx", target_size="20%", **given).report.data
+    assert (tmp_path / "o.onnx").stat().st_size <= report["model"]["budget"]["limit"]
+    assert by_tool.FULL in report["notes"]

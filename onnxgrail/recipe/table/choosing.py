@@ -51,7 +51,7 @@ REMOVE = (
     ),
     Option("target_params", AMOUNT, "Instead of a ratio: maximum number of parameters: 60%, 500M."),
     Option("target_macs", AMOUNT, "Maximum number of multiply-accumulates per sample: 60%, 1.2G."),
-    Option("target_size", AMOUNT, "Maximum size of the file: 60%, 25MB."),
+    Option("target_size", AMOUNT, "Maximum size of the written file, quantized if so asked: 60%, 25MB."),
     Option("target_latency", AMOUNT, "Maximum time of one run, measured on this machine: 60%, 8ms.", metavar="T"),
     Option(
         "widths",
