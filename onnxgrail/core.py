@@ -30,11 +30,13 @@ Feed = Mapping[str, Array]
 class Labels:
     """The target classes of samples: integers, with the sample axis first.
 
-    `classes` is the number of classes, None if the data do not give it.
+    `classes` is the number of classes, None if the data do not give it; `highest` is the largest class of all samples of
+    the data, None if only these are known.
     """
 
     values: Array
     classes: int | None = None
+    highest: int | None = None
 
 
 Role = Literal["producer", "passenger", "consumer"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,13 @@ def compare(
         one = single(feed, signature)
         for model in (first, second):
             check_unchanged(model)
+        unread = batches.unread(output.judged for output in outputs)
         return Comparison(
             latency=times_of(sources, (one, fit(one, ports)), providers=providers) if latency else None,
             a=weigh(first, paths[0], "A", macs=counted_macs(first, feed, providers)),
             b=weigh(second, paths[1], "B", macs=counted_macs(second, fit(feed, ports), providers)),
             outputs=outputs,
-            calibration=calibration_entry(batches),
+            calibration=calibration_entry(replace(batches, notes=(*batches.notes, *filter(None, [unread])))),
             gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
         )
 

@@ -9,6 +9,7 @@ import numpy as np
 from onnxgrail.core import Array, Bools, Ints, Labels
 
 UNKNOWN = -1  # any negative label counts as unknown, such as the -100 of training scripts
+IGNORED = 255  # what data sets of images call a position without a class, unless there are so many classes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,7 +63,9 @@ def classes_of(goals: Goals, shape: tuple[int, ...], mask: Bools | None) -> Ints
     labels, tokens = goals.labels, goals.tokens
     if labels is not None and labels.values.size == np.prod(rows) and labels.values.shape[:1] == rows[:1]:
         found = labels.values.reshape(rows).astype(np.int64)
-        if found.max(initial=0) >= count or labels.classes not in (None, count):
+        found = np.where(found == IGNORED, UNKNOWN, found) if count <= IGNORED else found
+        highest = found.max(initial=0) if labels.highest is None else labels.highest
+        if highest >= count or labels.classes not in (None, count):
             return None  # labels belong to another model's classes
         return np.where(mask, found, UNKNOWN) if mask is not None and mask.shape == rows else found
     if tokens is None or len(shape) != 3 or tokens.shape != rows or tokens.max(initial=0) >= count:

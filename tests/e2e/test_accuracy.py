@@ -216,3 +216,27 @@ def test_calibration_does_not_depend_on_labels() -> None:
     common: dict[str, Any] = {"ratio": 0.3, "compensate": "grail", "dry_run": True}
     one, two = (onnxgrail.compress(nets.mlp(), data={**given, **more}, **common) for more in ({}, labels))
     assert one.to_bytes() == two.to_bytes()
+
+
+@pytest.mark.parametrize("batch", [1, 8, 400])
+def test_labels_count_alike_in_batches_of_every_size(batch: int, slim: Path) -> None:
+    given = heldout("digits_resnet", 400)
+    some = np.arange(400) % 9 == 0
+
+    def judged(labels: Any) -> tuple[int, float | None, tuple[str, ...]]:
+        data = {"images": given["images"], "labels": labels}
+        found = onnxgrail.compare(models.load("digits_resnet").model, slim, data=data, batch_size=batch)
+        return found.outputs[0].judged, found.outputs[0].top1, tuple(found.calibration["notes"][1:])
+
+    whole = judged(np.where(some, -1, given["labels"]))
+    assert whole[0] == 400 - some.sum()
+    assert judged(np.where(some, 255, given["labels"])) == whole
+    unread = "the labels were not used: no output has a row of more than 10 scores for each of them"
+    assert judged(given["labels"] + (given["labels"] == 9)) == (0, None, (unread,))
+
+
+def test_unused_labels_are_noted_in_a_report(slim: Path) -> None:
+    digits, given = models.load("digits_resnet"), heldout("digits_resnet", 64)
+    data = {"images": given["images"], "labels": given["labels"] + 1}
+    report = onnxgrail.compress(digits.model, data=data, unit_ratio=0.5, compensate="none").report.data
+    assert [note for note in report["notes"] if note.startswith("the labels were not used: ")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import numpy as np
 import pytest
 
 from onnxgrail.errors import DataError
@@ -33,3 +34,20 @@ def test_pipes_in_the_place_of_data_are_refused(tmp_path, name):
     os.mkfifo(pipe)
     with pytest.raises(DataError, match="is a device or a pipe"):
         read(tmp_path, OPEN)
+
+
+def test_feeds_that_share_one_buffer_keep_their_values():
+    rows = np.random.default_rng(0).random((6, 3), np.float32)
+
+    def reused():
+        buffer = np.empty((2, 3), np.float32)
+        for start in (0, 2, 4):
+            buffer[:] = rows[start : start + 2]
+            yield {"x": buffer}
+
+    assert np.array_equal(np.concatenate([feed["x"] for feed in read(reused(), OPEN)]), rows)
+
+
+def test_what_is_noted_of_every_feed_is_noted_once():
+    feeds = [{"other": np.ones((2, 3), np.float32)} for _ in range(5)]
+    assert read(feeds, OPEN).notes == ("feeds, item 0 and 4 more: array 'other' feeds input 'x', the only one it fits",)

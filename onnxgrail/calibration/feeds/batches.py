@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from onnxgrail.calibration.feeds.held_out import LEAST
 from onnxgrail.core import Feed, Labels
 from onnxgrail.errors import DataError, ModelError
+from onnxgrail.fidelity.goals import IGNORED
 
 ENOUGH = 32  # samples: with 8 of them a small ResNet at 0.4 keeps 72 % of its accuracy, with 32 99 %
 
@@ -20,6 +21,12 @@ class Labelled(Protocol):
 
     def labels(self) -> Labels | None:
         """Return the true classes; None if the data have none."""
+
+
+def _labels(make: Callable[[], Feed], highest: int | None = None) -> Labels | None:
+    """Return the true classes of a feed's samples, with the largest one of all samples."""
+    labels: Labels | None = make.labels() if isinstance(make, Labelled) else None
+    return labels if labels is None or highest is None else replace(labels, highest=highest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,13 +69,30 @@ class Batches:
 
     def labelled(self) -> Iterator[tuple[Feed, Labels | None]]:
         """Iterate over the feeds, each with the true classes of its samples, or None if the data have none."""
-        return ((make(), make.labels() if isinstance(make, Labelled) else None) for make in self.feeds)
+        highest = self.highest_class
+        return ((make(), _labels(make, highest)) for make in self.feeds)
 
     @property
     def has_labels(self) -> bool:
         """Return True if the true classes of some samples are known."""
-        given = (make.labels() if isinstance(make, Labelled) else None for make in self.feeds)
-        return any(labels is not None for labels in given)
+        return any(_labels(make) is not None for make in self.feeds)
+
+    @property
+    def highest_class(self) -> int:
+        """Return the largest class of all samples, `IGNORED` left out; -1 without labels."""
+        known = (labels.values for make in self.feeds if (labels := _labels(make)) is not None)
+        return max((int(classes.max(initial=-1, where=classes != IGNORED)) for classes in known), default=-1)
+
+    def unread(self, judged: Iterable[int]) -> str:
+        """Return a note on labels that no output has scores for; empty if there are none.
+
+        Args:
+            judged: the numbers of samples, or tokens, by whose labels outputs were judged.
+        """
+        highest = self.highest_class
+        if highest < 0 or any(judged):
+            return ""
+        return f"the labels were not used: no output has a row of more than {highest} scores for each of them"
 
     def first(self) -> Feed:
         """Return the first feed.

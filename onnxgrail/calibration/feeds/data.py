@@ -313,4 +313,12 @@ def _scan(parts: tuple[Part, ...], signature: Signature, chosen: Ints) -> None:
 
 
 def _unique(notes: list[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(notes))
+    """Return one note for all sources of which the same is noted, such as the feeds of a generator."""
+    alike: dict[str, list[str]] = {}
+    for note in dict.fromkeys(notes):
+        _, mark, said = note.partition(": ")
+        alike.setdefault(said if mark else note, []).append(note)
+    return tuple(
+        some[0] if len(some) == 1 else some[0].replace(": ", f" and {len(some) - 1:,} more: ", 1)
+        for some in alike.values()
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ def from_feeds(feeds: Iterable[Any], signature: Signature, source: str, limit: i
     """
     parts: list[Part] = []
     with explained(source):
-        items = list(islice(feeds, (limit or FEED_LIMIT) + 1))
+        some = islice(feeds, (limit or FEED_LIMIT) + 1)
+        items = list(some if isinstance(feeds, Sequence) else map(_copied, some))
     for number, item in enumerate(items[: limit or FEED_LIMIT]):
         if not isinstance(item, Mapping):
             raise DataError(
@@ -54,6 +55,17 @@ def from_feeds(feeds: Iterable[Any], signature: Signature, source: str, limit: i
         note = f"{source}: stopped after {FEED_LIMIT} feeds; --samples sets another number"
         parts[-1] = Part(source=last.source, arrays=last.arrays, ready=True, notes=(*last.notes, note))
     return tuple(parts)
+
+
+def _copied(item: Any) -> Any:
+    """Return a feed with arrays of its own: many readers fill the same ones again for the next feed."""
+    return {name: _copy(array) for name, array in item.items()} if isinstance(item, Mapping) else item
+
+
+def _copy(array: Any) -> Any:
+    """Return a copy of an array or tensor."""
+    made = getattr(array, "clone" if hasattr(array, "clone") else "copy", None)
+    return made() if callable(made) else array
 
 
 # ------------------------------------------------------------------------------------------------ ONNX test data sets
