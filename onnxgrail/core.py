@@ -30,8 +30,8 @@ Feed = Mapping[str, Array]
 class Labels:
     """The target classes of samples: integers, with the sample axis first.
 
-    `classes` is the number of classes, None if the data do not give it; `highest` is the largest class of all samples of
-    the data, None if only these are known.
+    `classes` is the number of classes, None if the data do not give it; `highest` is the largest class of all samples
+    of the data, None if only these are known.
     """
 
     values: Array

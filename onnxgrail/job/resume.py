@@ -12,8 +12,9 @@ import onnx_ir as ir
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.runtime.threads import count
-from onnxgrail.calibration.stream.dense import data_key, model_key
+from onnxgrail.calibration.stream.dense import data_key, labels_key, model_key
 from onnxgrail.errors import UsageError
+from onnxgrail.job.code import code_of, packages
 from onnxgrail.machine.extras import version_of
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.files.placing import sha256
@@ -57,7 +58,7 @@ def bind(
     Raises:
         UsageError: the folder belongs to another run.
     """
-    folder, recipe = job.folder, job.recipe
+    folder, recipe, held = job.folder, job.recipe, prepared.held_out
     if folder is None:
         return
     folder.begin(
@@ -66,8 +67,15 @@ def bind(
             "model": model_key(prepared.model),
             **({} if small is None else {"small": model_key(small)}),
             "data": data_key(prepared.batches),
+            "labels": labels_key(prepared.batches),
+            **(
+                {}
+                if held is None
+                else {"held-out data": data_key(held.batches), "their labels": labels_key(held.batches)}
+            ),
+            **code_of(recipe, None if prepared.metric is None else prepared.metric.function),
             "stats": None if files.read is None or not files.read.is_file() else sha256(files.read),
-            "versions": versions(),
+            "versions": {**versions(), **packages()},
             "threads": count(),
         }
     )

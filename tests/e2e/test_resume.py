@@ -159,6 +159,30 @@ def test_anything_else_than_the_same_run_is_refused(change: str, case: tuple[Pat
     assert {"model": "model was", "data": "data was", "option": "seed was 0, now 1"}[change] in result.stderr
 
 
+@pytest.mark.parametrize("change", ["held-out data", "labels", "code of metric"])
+def test_what_judges_must_be_the_same(change: str, tmp_path: Path) -> None:
+    given, other = nets.vectors(), nets.vectors(seed=1)
+
+    def call(*, changed: str = "", resume: str | None = None) -> onnxgrail.Result:
+        labels = np.full(len(given["x"]), int(changed == "labels"))
+        times = 2.0 if changed == "code of metric" else 1.0
+        return onnxgrail.compress(
+            nets.mlp(),
+            data={**given, "labels": labels},
+            held_out=other if changed == "held-out data" else given,
+            metric=lambda a, b, _: times * np.abs(a["y"] - b["y"]).mean(axis=1),
+            resume=None if resume is None else tmp_path / resume,
+            max_loss=0.2,
+            minimize="params",
+            effort="fast",
+        )
+
+    first = call(resume="kept").to_bytes()
+    assert call(resume="kept").to_bytes() == first
+    with pytest.raises(onnxgrail.UsageError, match=f"belongs to another run: .*{change} was"):
+        call(changed=change, resume="kept")
+
+
 def test_without_the_option_nothing_is_left(case: tuple[Path, Path], tmp_path: Path) -> None:
     model, data = case
     onnxgrail.compress(model, tmp_path / "out.onnx", data=data, ratio=0.3)

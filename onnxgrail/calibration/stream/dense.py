@@ -84,6 +84,14 @@ def data_key(batches: Batches) -> str:
     return digest.hexdigest()
 
 
+def labels_key(batches: Batches) -> str:
+    """Return the SHA-256 checksum of the true classes of all samples; empty if the data have none."""
+    digest = hashlib.sha256()
+    for _, labels in batches.labelled() if batches.has_labels else ():
+        digest.update(b"" if labels is None else np.ascontiguousarray(labels.values, np.int64).tobytes())
+    return digest.hexdigest() if batches.has_labels else ""
+
+
 def save(path: Path, dense: Dense, blocks: Sequence[Block], model: ir.Model, batches: Batches) -> None:
     """Write statistics to a file, with checksums of the model and the data they belong to.
 
