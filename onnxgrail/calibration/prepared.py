@@ -200,11 +200,12 @@ def judged_by(prepared: Prepared) -> dict[str, Any]:
     """Return the report entry on the samples that judge the result and the user's request for them."""
     held = prepared.held_out
     if held is not None:
-        return {"on": "held-out", **held_out_entry(held)}
+        return {"on": "held-out", **held_out_entry(held), "seen": held.seen > 0}
     batches = prepared.judges
     on, signature = "random" if batches.synthetic else "calibration", signature_of(prepared.model)
     count = sum(samples_of(feed, signature) for feed in batches)
-    return {"on": on, "asked": prepared.asked, "source": batches.source, "samples": count}
+    seen = not batches.synthetic
+    return {"on": on, "asked": prepared.asked, "source": batches.source, "samples": count, "seen": seen}
 
 
 def held_out_entry(held: HeldOut) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ import onnx_ir as ir
 from onnxgrail.calibration.feeds import kinds
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source, read_apart
-from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, apart, asked_for
+from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, apart, asked_for, shared
 from onnxgrail.calibration.feeds.reading import Reading, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import WHOLE, signature_of
 from onnxgrail.calibration.shapes.dims import Usual
@@ -22,7 +21,7 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
 from onnxgrail.machine.job import Job
 
-SEEN = "the held-out data are the calibration data: fits have seen them, and others may lose more; leave out --held-out"
+BIASED = "fits have seen them, and others may lose more"
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -78,6 +77,7 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
         raise UsageError(f"--held-out {count} needs --data", hint="Random inputs say little about real ones")
     reading = reading_for(recipe)
     own: Batches | None = None
+    seen = 0
     if source is not None:
         every, settings = Sampling(batch_size=recipe.batch_size), _for_one(reading, source, data)
         own, _ = read_apart(source, signature, 0, every, reading=settings, group=group)
@@ -88,14 +88,14 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
         back = 0 if searched else count
         batches, held = read_apart(data, signature, back, sampling_of(recipe), reading=reading, group=group)
         batches, held = apart(batches) if searched and own is None else (batches, held)
-        if own is not None and _same(data, source):
-            batches = replace(batches, notes=(*batches.notes, SEEN))
+        if own is not None and (seen := shared(batches, own)):
+            batches = replace(batches, notes=(*batches.notes, _seen(seen, own.samples)))
     else:
         if own is None:
             reading.unused(frozenset(), "random inputs")
         batches = drawn(model, recipe)
     if own is not None:
-        return batches, HeldOut(asked=own.source, batches=own, own=True)
+        return batches, HeldOut(asked=own.source, batches=own, own=True, seen=seen)
     return batches, None if held is None else HeldOut(asked=str(count or AUTO), batches=held, own=False)
 
 
@@ -105,10 +105,11 @@ def _for_one(reading: Reading, source: Any, other: Any) -> Reading:
     return replace(reading, **left_out)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Return True if two arguments are the same data."""
-    paths = [os.path.realpath(data) for data in (one, other) if isinstance(data, str | os.PathLike)]
-    return one is other or (len(paths) == 2 and paths[0] == paths[1])
+def _seen(count: int, samples: int) -> str:
+    """Return a note on held-out samples that fits see."""
+    if count >= samples:
+        return f"the held-out data are the calibration data: {BIASED}; leave out --held-out"
+    return f"{count:,} of {samples:,} held-out samples are calibration samples: {BIASED}"
 
 
 def given(data: Source | None, model: ir.Model, reading: Reading, sampling: Sampling) -> Batches:

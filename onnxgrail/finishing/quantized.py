@@ -74,7 +74,7 @@ def quantised(
         entry |= {"outputs": list(verification.outputs), "held_out": verification.held_out}
         judged = dict(verification.judged or {})
         fits = recipe.quantize not in WITHOUT_DATA or decision.is_fitted
-        judged["seen"] = fits and judged.get("on") == "calibration"
+        judged["seen"] = fits and judged["seen"]
         entry |= {"judged": judged, "headline": verification.headline}
         judges = prepared.fed(slim, prepared.judges)
         tally = run_both(Pair(pack(slim), pack(final)), judges, setup_of(prepared, recipe))

@@ -87,7 +87,7 @@ def _told(prepared: Prepared, verification: Verification | None, *, fitted: bool
     """Add to a verification if a fit has seen the samples that judge; without checks, only the samples are named."""
     told = verification or Verification(judged=judged_by(prepared))
     judged = dict(told.judged or {})
-    return dataclasses.replace(told, judged={**judged, "seen": fitted and judged.get("on") == "calibration"})
+    return dataclasses.replace(told, judged={**judged, "seen": fitted and judged["seen"]})
 
 
 def _unread(prepared: Prepared, verification: Verification | None) -> str:

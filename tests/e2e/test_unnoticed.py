@@ -126,9 +126,14 @@ def test_held_out_data_that_are_the_calibration_data(folder: Path) -> None:
     choices: dict[str, Any] = {"ratio": 0.3, "data": folder / "d.npz"}
     same = onnxgrail.compress(nets.mlp(), held_out=folder / ".." / folder.name / "d.npz", **choices).report.data
     assert any("the held-out data are the calibration data" in note for note in same["calibration"]["notes"])
-    np.savez(folder / "e.npz", **nets.vectors(seed=3))
+    np.savez(folder / "e.npz", **nets.vectors(seed=4))
     other = onnxgrail.compress(nets.mlp(), held_out=folder / "e.npz", **choices).report.data
     assert not any("held-out" in note for note in other["calibration"]["notes"])
+    with np.load(folder / "d.npz") as file:
+        half = {"x": np.concatenate([np.load(folder / "e.npz")["x"][:9], file["x"][::-1][:7]])}
+    some = onnxgrail.compress(nets.mlp(), held_out=half, **choices).report.data
+    assert any("7 of 16 held-out samples are calibration samples" in note for note in some["calibration"]["notes"])
+    assert [one["verification"]["judged"]["seen"] for one in (same, other, some)] == [True, False, True]
     with pytest.raises(UsageError, match="--held-out must be a number of samples"):
         onnxgrail.compress(nets.mlp(), held_out=0.2, **choices)
 
@@ -169,7 +174,7 @@ def test_a_model_tells_that_samples_were_held_out(folder: Path) -> None:
         for recipe in (folder / "a.onnx", first.model, first.proto(), first.to_bytes()):
             again = onnxgrail.apply(recipe, nets.mlp(), data=folder / "d.npz")
             assert again.to_bytes() == first.to_bytes() != onnxgrail.compress(nets.mlp(), **choices).to_bytes()
-    np.savez(folder / "e.npz", **nets.vectors(seed=3))
+    np.savez(folder / "e.npz", **nets.vectors(seed=4))
     choices = {"unit_ratio": 0.3, "data": folder / "d.npz"}
     beside = onnxgrail.compress(nets.mlp(), held_out=folder / "e.npz", **choices)  # they choose nothing
     assert onnxgrail.apply(beside.model, nets.mlp(), data=folder / "d.npz").to_bytes() == beside.to_bytes()

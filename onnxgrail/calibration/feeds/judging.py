@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ CHECKED_SAMPLES = 64  # limit of calibration samples, which say little because f
 MANY, EACH = 320, 5  # samples from which one feed in so many judges a loss; fewer samples judge by halves
 GATE = 5  # one batch in so many chooses the weights of a refinement
 BARE = 0.1  # share of the average content that a feed without any counts for
+LOOKED = 4096  # values per array by which two samples are found to be the same
 CHECKED_SHARE, CHECKED_LEAST = 4, 16  # one sample in so many, so that the check costs little beside the calibration
 
 
@@ -30,11 +32,13 @@ class HeldOut:
         asked: the user's request: a number, the name of data, or `auto`.
         batches: the feeds.
         own: True if they come from other data than the calibration data.
+        seen: number of samples that are calibration samples nevertheless.
     """
 
     asked: str
     batches: Batches
     own: bool
+    seen: int = 0
 
 
 def asked_for(held_out: Any) -> tuple[int | None, Source | None]:
@@ -72,6 +76,27 @@ def apart(batches: Batches) -> tuple[Batches, Batches | None]:
     sides = [[f for n, f in enumerate(batches.feeds) if (n % EACH == EACH // 2) is side] for side in (False, True)]
     rest, held = (part_of(batches, side) for side in sides)
     return rest, replace(held, notes=())
+
+
+def shared(batches: Batches, held: Batches) -> int:
+    """Return how many samples of two sets of feeds are the same."""
+    known = set(_samples(batches))
+    return sum(sample in known for sample in _samples(held))
+
+
+def _samples(batches: Batches) -> Iterator[bytes]:
+    """Yield a checksum of some values of every sample; one of a feed whose arrays do not all begin with samples."""
+    for feed in batches:
+        arrays = [np.asarray(feed[name]) for name in sorted(feed)]
+        counts = {len(array) for array in arrays if array.ndim}
+        rows = counts.pop() if len(counts) == 1 and all(array.ndim for array in arrays) else 0
+        parts = [array.reshape(rows, -1) if rows else array.reshape(1, -1) for array in arrays]
+        parts = [part[:, :: max(1, part.shape[1] // LOOKED)] for part in parts]
+        for row in range(max(rows, 1)):
+            digest = hashlib.blake2b(digest_size=16)
+            for part in parts:
+                digest.update(repr(part[row].tolist()).encode() if part.dtype == object else part[row].tobytes())
+            yield digest.digest()
 
 
 def check_halves(batches: Batches) -> None:
