@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+
+
+def raised(error: Exception) -> str:
+    """Return what foreign code raised, in words with its line: `raised KeyError: 'x' (rules.py:12)`."""
+    import traceback
+
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"raised {text} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

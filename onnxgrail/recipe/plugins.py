@@ -6,11 +6,9 @@ option gives that name.  The names of built-in ones cannot be replaced.  A progr
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,10 @@ import numpy as np
 from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS, needs_gram
-from onnxgrail.core import Change, Floats, Reducer, View
-from onnxgrail.errors import OnnxGrailError, UsageError
+from onnxgrail.core import BlockError, Change, Floats, Reducer, View
+from onnxgrail.errors import OnnxGrailError, UsageError, raised
 
+LARGEST = float(np.finfo(np.float32).max)  # a weight that a file can hold
 GROUPS: dict[str, tuple[str, MutableMapping[str, Any]]] = {
     "selector": ("onnxgrail.selectors", SELECTORS),
     "reducer": ("onnxgrail.reducers", REDUCERS),
@@ -68,9 +67,27 @@ class Foreign:
         except (OnnxGrailError, MemoryError):
             raise
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UsageError(f"{self.label} raised {text} ({Path(frame.filename).name}:{frame.lineno})") from error
+            raise UsageError(f"{self.label} {raised(error)}") from error
+
+    def numbers(self, array: Any) -> Floats:
+        """Return an array of real numbers in float64; one NaN for anything else."""
+        try:
+            found = np.asarray(array)
+            return np.asarray(found, np.float64) if found.dtype.kind in "fiub" else np.asarray(np.nan)
+        except (TypeError, ValueError):  # lists of different lengths
+            return np.asarray(np.nan)
+
+    def check(self, found: Any, kept: int, units: int) -> Reducer:
+        """Return a reducer, after checking the units that stay and the clusters."""
+        if not isinstance(found, Reducer):
+            raise UsageError(f"{self.label} gave a {type(found).__name__}, expected an onnxgrail.core.Reducer")
+        stay, clusters = np.asarray(found.kept), found.cluster
+        right = stay.shape == (kept,) and stay.dtype.kind in "iu" and bool((np.diff(stay) > 0).all())
+        if not right or stay[0] < 0 or stay[-1] >= units:
+            raise UsageError(f"{self.label} does not keep {kept} different units of {units}, in ascending order")
+        if clusters is not None and (np.shape(clusters) != (units,) or set(np.unique(clusters)) != set(range(kept))):
+            raise UsageError(f"{self.label} gave clusters that are not 0 to {kept - 1} for {units} units")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,7 @@ class ForeignSelector(Foreign):
 
     def __call__(self, view: View, rng: np.random.Generator) -> Floats:
         """Return scores (u,), after checking their shape and values."""
-        scores = np.asarray(self.made(view, rng), np.float64)
+        scores = self.numbers(self.made(_read_only(view), rng))
         if scores.shape != (view.block.units,) or not np.isfinite(scores).all():
             raise UsageError(
                 f"{self.label} gave scores of shape {list(scores.shape)} for block {view.block.name!r}, "
@@ -99,16 +116,7 @@ class ForeignReducer(Foreign):
 
     def __call__(self, view: View, kept: int, scores: Floats | None, rng: np.random.Generator) -> Reducer:
         """Return the reducer, after checking the units that stay and the clusters."""
-        found = self.made(view, kept, scores, rng)
-        if not isinstance(found, Reducer):
-            raise UsageError(f"{self.label} gave a {type(found).__name__}, expected an onnxgrail.core.Reducer")
-        units, stay, clusters = view.block.units, np.asarray(found.kept), found.cluster
-        right = stay.shape == (kept,) and stay.dtype.kind in "iu" and bool((np.diff(stay) > 0).all())
-        if not right or stay[0] < 0 or stay[-1] >= units:
-            raise UsageError(f"{self.label} does not keep {kept} different units of {units}, in ascending order")
-        if clusters is not None and (np.shape(clusters) != (units,) or set(np.unique(clusters)) != set(range(kept))):
-            raise UsageError(f"{self.label} gave clusters that are not 0 to {kept - 1} for {units} units")
-        return found
+        return self.check(self.made(_read_only(view), kept, scores, rng), kept, view.block.units)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +125,64 @@ class ForeignCompensator(Foreign):
 
     def __call__(self, view: View, reducer: Reducer) -> Change:
         """Return the change, after checking its shapes and values."""
-        change = self.made(view, reducer)
+        change = self.made(_read_only(view), reducer)
         if not isinstance(change, Change):
             raise UsageError(f"{self.label} gave a {type(change).__name__}, expected an onnxgrail.core.Change")
+        kept, units = len(self.check(change.reducer, len(reducer.kept), view.block.units).kept), view.block.units
         for number, weight in change.weights:
-            rows, members, rest = view.weights[number].shape
-            wanted = (len(change.reducer.kept), members, rest)
-            if np.shape(weight) != wanted or not np.isfinite(weight).all():
+            if number not in range(len(view.weights)):
+                most = len(view.weights) - 1
+                raise UsageError(f"{self.label} gave weights of slot {number}, expected 0 to {most}")
+            wanted, values = (kept, *view.weights[number].shape[1:]), self.numbers(weight)
+            if values.shape != wanted or not np.abs(values).max(initial=0.0) <= LARGEST:
                 raise UsageError(
-                    f"{self.label} gave weights of shape {list(np.shape(weight))} for {rows} units of block "
-                    f"{view.block.name!r}, expected {list(wanted)} finite numbers"
+                    f"{self.label} gave weights of shape {list(values.shape)} for {units} units of block "
+                    f"{view.block.name!r}, expected {list(wanted)} finite numbers of float32"
                 )
         return change
+
+    @property
+    def error(self) -> Callable[[View, Reducer], BlockError] | None:
+        """Return its method that computes the error of a block without new weights; None if it has none."""
+        if not hasattr(self.inner, "error"):
+            return None
+
+        def error(view: View, reducer: Reducer) -> BlockError:
+            found = Foreign(f"error of {self.label}", self.inner.error, self.packaged).made(_read_only(view), reducer)
+            if not isinstance(found, BlockError):
+                raise UsageError(f"error of {self.label} gave a {type(found).__name__}, expected a BlockError")
+            return found
+
+        return error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ReadOnly(Sequence[Floats]):
+    """Arrays that plug-ins may read: they are those that the run goes on with."""
+
+    arrays: Sequence[Floats]
+
+    def __len__(self) -> int:
+        """Return their number."""
+        return len(self.arrays)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return one of them."""
+        return _locked(self.arrays[number])
+
+
+def _locked(array: Any) -> Any:
+    if not isinstance(array, np.ndarray):  # on a device
+        return array
+    found = array.view()
+    found.flags.writeable = False
+    return found
+
+
+def _read_only(view: View) -> View:
+    """Return a view whose arrays cannot be changed."""
+    stats = tuple(replace(one, gram=_locked(one.gram), total=_locked(one.total)) for one in view.stats)
+    return replace(view, weights=_ReadOnly(view.weights), stats=stats)
 
 
 WRAPPERS = {"selector": ForeignSelector, "reducer": ForeignReducer, "compensate": ForeignCompensator}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
 
@@ -18,7 +20,7 @@ from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
 from onnxgrail.cli import main
-from onnxgrail.core import View
+from onnxgrail.core import BlockError, Change, Reducer, View
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.ops import rule
 from onnxgrail.graph.ops.rule import find_rule
@@ -90,6 +92,40 @@ def test_a_rule_of_another_package_is_imported_for_its_op(plugin: Path) -> None:
     assert found.__module__ == "twice_rule"
     with pytest.raises(UsageError, match="the package ops-of-mine cannot be imported: No module named 'nowhere'"):
         find_rule("com.example", "Lost", 1)
+
+
+BROKEN_RULES = {
+    "raises": "@rule('Odd', domain='com.example')\ndef odd(site):\n    {}['inside']\n",
+    "none": "",
+    "twice": "for _ in range(2):\n    rule('Odd', domain='com.example')(print)\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("raises", r"the package broken raised KeyError: 'inside' \(broken_raises.py:5\) at node 'odd'"),
+        ("none", "the package broken is not there: broken_none registers none"),
+        ("twice", "the package broken cannot be imported: two rules for Odd-1"),
+        ("both", "broken and other both have a rule for com.example.Odd"),
+    ],
+)
+def test_broken_rules_name_their_package(kind: str, words: str, plugin: Path) -> None:
+    head = "from onnxgrail.graph.ops.rule import rule\n\n"
+    (plugin / f"broken_{kind}.py").write_text(head + BROKEN_RULES.get(kind, ""))
+    install(plugin, "broken", {"onnxgrail.ops": {"com.example.Odd": f"broken_{kind}"}})
+    if kind == "both":
+        install(plugin, "other", {"onnxgrail.ops": {"com.example.Odd": "elsewhere"}})
+    node = onnx.helper.make_node("Odd", ["x"], ["y"], name="odd", domain="com.example")
+
+    def visit() -> None:
+        found = find_rule("com.example", "Odd", 1)
+        assert found is not None
+        found(SimpleNamespace(node=ir.from_proto(node)))  # type: ignore[arg-type]
+
+    for _ in range(2):  # the second time, nothing of the first is left
+        with pytest.raises(UsageError, match=words):
+            visit()
 
 
 def test_a_compensator_of_another_package_writes_weights(plugin: Path) -> None:
@@ -165,6 +201,83 @@ class Broken:
 def test_what_a_program_registers_is_checked(selector: Any, words: str) -> None:
     SELECTORS["mine"] = selector
     with pytest.raises(UsageError, match=words):
+        kept(nets.mlp(), selector="mine")
+
+
+class Odd:
+    """A compensator that a program registers."""
+
+    needs_data = False
+
+    def __init__(self, change: Any, error: Any = None) -> None:
+        self.change = change
+        if error is not None:
+            self.error = error
+
+    def __call__(self, view: View, reducer: Reducer) -> Any:
+        """Return a change that is wrong."""
+        return Change(block=view.block, **{"reducer": reducer, **self.change(view, reducer)})
+
+
+def consumers(view: View, reducer: Reducer, number: int, make: Callable[[Any], Any]) -> dict[str, Any]:
+    slots = [place for place, slot in enumerate(view.block.slots) if slot.role == "consumer"]
+    return {"weights": tuple((place + number, make(view.weights[place][reducer.kept])) for place in slots)}
+
+
+def lowered(view: View, rng: np.random.Generator) -> Any:
+    """Scores, made in the place of the weights."""
+    weight = view.weights[0]
+    weight -= weight.mean()
+    return np.abs(weight).sum(axis=(1, 2))
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda v, r: {"reducer": Reducer(kept=r.kept[::2])}, r"does not keep \d+ different units of \d+"),
+        (lambda v, r: {"reducer": Reducer(kept=np.zeros_like(r.kept))}, r"does not keep \d+ different units"),
+        (lambda v, r: consumers(v, r, 99, np.copy), r"gave weights of slot 1\d\d, expected 0 to \d"),
+        (lambda v, r: consumers(v, r, 0, lambda w: w.astype(object)), "finite numbers of float32"),
+        (lambda v, r: consumers(v, r, 0, lambda w: w * 1e300), "finite numbers of float32"),
+        (lambda v, r: consumers(v, r, 0, lambda w: [[1], [2, 3]]), "finite numbers of float32"),
+    ],
+)
+def test_a_wrong_change_is_refused(change: Any, words: str) -> None:
+    COMPENSATORS["odd"] = Odd(change)
+    with pytest.raises(UsageError, match=f"compensate 'odd' .*{words}"):
+        kept(nets.mlp(), compensate="odd", selector="l1")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_compensator_may_compute_errors_alone() -> None:
+    seen = []
+
+    def error(view: View, reducer: Reducer) -> BlockError:
+        seen.append(view.block.name)
+        return BlockError(plain=1 - len(reducer.kept) / view.block.units)
+
+    choices: dict[str, Any] = {"unit_ratio": None, "ratio": 0.3, "allocate": "global", "selector": "l1"}
+    COMPENSATORS["odd"] = Odd(lambda view, reducer: {}, error)
+    assert kept(nets.mlp(), compensate="odd", **choices)
+    assert seen
+    COMPENSATORS["odd"] = Odd(lambda view, reducer: {}, lambda view, reducer: 0.5)
+    with pytest.raises(UsageError, match="error of compensate 'odd' gave a float, expected a BlockError"):
+        kept(nets.mlp(), compensate="odd", **choices)
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("scores", ["text", 1j, [1, [2]]])
+def test_scores_that_are_not_real_numbers_are_refused(scores: Any) -> None:
+    SELECTORS["mine"] = type("Mine", (), {"needs_data": False, "__call__": lambda self, view, rng: [scores] * 32})()
+    with pytest.raises(UsageError, match=r"selector 'mine' gave scores of shape .* finite numbers"):
+        kept(nets.mlp(), selector="mine")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_weights_can_only_be_read() -> None:
+    SELECTORS["mine"] = type("Mine", (), {"needs_data": False, "__call__": staticmethod(lowered)})()
+    with pytest.raises(UsageError, match=r"selector 'mine' raised ValueError: .*read-only \(test_plugins.py"):
         kept(nets.mlp(), selector="mine")
 
 

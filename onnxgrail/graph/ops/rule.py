@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import NamedTuple
 
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import OnnxGrailError, UsageError, raised
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.trace.facts import OWN
 from onnxgrail.graph.trace.flow import Site
@@ -106,17 +106,40 @@ def _import_plugin(domain: str, op: str) -> None:
     """Import the installed module that declares a rule for an op, if there is one.
 
     Raises:
-        UsageError: it cannot be imported.
+        UsageError: it cannot be imported or registers none, or two packages declare one.
     """
-    for found in _plugins().select(name=f"{domain}.{op}" if domain else op):
+    entries = list(_plugins().select(name=f"{domain}.{op}" if domain else op))
+    owners = sorted({found.dist.name if found.dist is not None else found.value for found in entries})
+    if len(owners) > 1:
+        text = f"{' and '.join(owners)} both have a rule for {domain}.{op}"
+        raise UsageError(text, hint="Uninstall all but one of them")
+    for found, owner in zip(entries, owners, strict=True):
+        label, before = f"the rule for {domain}.{op} of the package {owner}", {**_RULES}
         try:
             found.load()
         except Exception as error:
-            package = found.dist.name if found.dist is not None else found.value
-            raise UsageError(
-                f"the rule for {domain}.{op} of the package {package} cannot be imported: {error}",
-                hint=f"Update or remove {package}",
-            ) from error
+            _RULES.clear()
+            _RULES.update(before)
+            raise UsageError(f"{label} cannot be imported: {error}", hint=f"Update or remove {owner}") from error
+        if (domain, op) not in _RULES:
+            raise UsageError(f"{label} is not there: {found.value} registers none", hint=f"Update or remove {owner}")
+        for name in _RULES.keys() - before.keys():
+            _RULES[name] = [(since, _guarded(label, function)) for since, function in _RULES[name]]
+
+
+def _guarded(label: str, function: Rule) -> Rule:
+    """Return the rule of a package; an error that it raises names the package and the node."""
+
+    @functools.wraps(function)
+    def guarded(site: Site) -> None:
+        try:
+            function(site)
+        except (OnnxGrailError, MemoryError):
+            raise
+        except Exception as error:
+            raise UsageError(f"{label} {raised(error)} at node {site.node.name!r}") from error
+
+    return guarded
 
 
 def find_narrow(domain: str, op: str) -> Narrow | None:
