@@ -69,20 +69,16 @@ def frontier(
 
 def _table(found: Any, recipes: Path | None) -> None:
     """Print the original and all points, and how to write one."""
-    before = found.before
-    rows = [("original", "", "", "", *_costs(before, before))]
-    rows += [
-        (
-            str(point.number),
-            _loss(point.loss.mean),
-            _loss(point.loss.bound),
-            _agreement(point.loss.agreement),
-            *_costs(point.costs, before),
-        )
-        for point in found.points
-    ]
-    measure, loss = found.measured
-    render.table(found.model, ("point", "loss", "at most", measure, "params", "MACs", "size", "latency"), rows)
+    before, (measure, loss) = found.before, found.measured
+    columns = ["point", "loss", "at most", measure, "params", "MACs", "size", "latency"]
+    rows = [["original", "", "", "", *_costs(before, before)]]
+    for point in found.points:
+        agreement = _agreement(point.loss.agreement, measure)
+        costs = _costs(point.costs, before)
+        rows.append([str(point.number), _loss(point.loss.mean), _loss(point.loss.bound), agreement, *costs])
+    for row in (columns, *rows) if not measure else ():  # a loss of the user's own tells no agreement
+        del row[3]
+    render.table(found.model, columns, rows)
     how = "each judged by a fit without it" if found.crossed else "that no fit has seen"
     render.say(f"Loss: {loss} {how}; at most: with 95 % confidence")
     if found.choices.get("compensate") == "grail":
@@ -103,7 +99,10 @@ def _loss(value: float) -> str:
     return f"{value:.2%}".replace("%", " %")
 
 
-def _agreement(agreement: Any) -> str:
+def _agreement(agreement: Any, heading: str) -> str:
     """Return a counted agreement as a share, other measures as a number."""
+    from onnxgrail.report.frontier import named
+
     value = agreement["value"]
-    return render.accuracy(value) if agreement["counted"] else render.number(value)
+    shown = render.accuracy(value) if agreement["counted"] else render.number(value)
+    return named(agreement, heading) + shown

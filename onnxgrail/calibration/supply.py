@@ -15,7 +15,7 @@ from onnxgrail.calibration.feeds.data import Source, read_apart
 from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, apart, asked_for, shared
 from onnxgrail.calibration.feeds.reading import Reading, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import WHOLE, signature_of
-from onnxgrail.calibration.shapes.dims import Usual
+from onnxgrail.calibration.shapes.dims import Usual, check_names
 from onnxgrail.calibration.shapes.synthetic import synthetic
 from onnxgrail.core import Recipe
 from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
@@ -76,6 +76,7 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
     if count and data is None:
         raise UsageError(f"--held-out {count} needs --data", hint="Random inputs say little about real ones")
     reading = reading_for(recipe)
+    check_names(signature, reading.shapes)
     own: Batches | None = None
     seen = 0
     if source is not None:

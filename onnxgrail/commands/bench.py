@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source, fixed_batch
+from onnxgrail.calibration.feeds.kinds.feeds import again
 from onnxgrail.calibration.feeds.reading import Numbers, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import Signature, signature_of
 from onnxgrail.calibration.matched import loaded, runnable
@@ -138,6 +139,7 @@ def bench(
         image_form=image_form,
         input_shapes=input_shapes,
     )
+    data = again(data, None)
     fixed = fixed_batch(signature) if data is None else None  # given data have the size that the model takes
     sizes = (fixed,) if fixed else tuple(dict.fromkeys(batch_sizes))
     notes = [f"the model takes batches of {fixed} only"] if fixed and set(sizes) != set(batch_sizes) else []

@@ -18,7 +18,7 @@ from onnxgrail.finishing.empty import no_blocks
 from onnxgrail.graph.io.mapped import check_unchanged, unchanged
 from onnxgrail.job.opening import opened
 from onnxgrail.job.places import places_of, reads, target_of
-from onnxgrail.job.points import CLOSED, Points
+from onnxgrail.job.points import CLOSED, Points, repeatable
 from onnxgrail.job.resume import bind
 from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.narrowing.frontier import Line, line_of
@@ -83,6 +83,7 @@ def frontier(
     """
     recipe = _recipe_of(choices, data, most_loss)
     _check_pick(pick, points, output)
+    data, held_out = repeatable(data, held_out, recipe.samples)
     compressed = functools.partial(compress, custom_ops=custom_ops, progress=progress)
     measured = ["--points", str(points), "--most-loss", f"{most_loss:g}"]
     measured += ["--metric", metric] if isinstance(metric, str) else []

@@ -129,10 +129,9 @@ def _beyond(search: Found, kind: str) -> tuple[str, str]:
     lowest = min((one.loss for one in search.tried), key=lambda loss: loss.bound)
     whole = [one.loss for one in search.tried if not one.steps]
     step = f"--quantize {kind} alone" if lowest in whole else f"the cheapest step, {block} {units} -> {width},"
-    text += (
-        f": {step} has a loss of {lowest.mean:.2%} on {lowest.samples} samples "
-        f"({lowest.name} of {lowest.output}), which may be up to {lowest.bound:.2%}"
-    )
+    name = f"{lowest.name} of {lowest.output}" if lowest.output else lowest.name
+    text += f": {step} has a loss of {lowest.mean:.2%} on {lowest.samples} samples ({name}), which may be up to "
+    text += f"{lowest.bound:.2%}"
     hint = f"Give --max-loss {100 * rounded_up(lowest.bound):.3g}% or more, or {_samples(lowest, search.limit)}"
     bits = fewer_bits(search.minimize, kind)
     return text, f"{hint}; {bits}" if bits else hint

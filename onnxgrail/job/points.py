@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from onnxgrail.calibration.feeds.kinds.feeds import again
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.graph.bits.plan import FLOAT
 from onnxgrail.machine.files.paths import make_folder, path_of
@@ -23,6 +24,17 @@ from onnxgrail.report.result import Result
 from onnxgrail.search.points import Spot
 
 CLOSED = "grail"  # compensator by default: best would take as long per point as a run of `compress`
+
+
+def repeatable(data: Any, held_out: Any, samples: int | None) -> tuple[Any, Any]:
+    """Return data that every point can read: those of iterators in lists.
+
+    Args:
+        data: calibration data.
+        held_out: data that judge.
+        samples: number of feeds to read, None for the usual limit.
+    """
+    return again(data, samples), again(held_out, None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

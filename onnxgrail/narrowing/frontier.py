@@ -50,7 +50,7 @@ class Line:
     Attributes:
         chosen: blocks that the recipe selects; refusals: those of them that did not pass the proof.
         before: the original model.
-        spots: the points, by growing loss; costs: one per point.
+        spots: the points, by falling cost; costs: one per point.
         crossed: True if every sample was judged by a fit without it.
         note: on the latency.
     """

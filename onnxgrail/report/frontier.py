@@ -24,7 +24,7 @@ class Point:
     """A point of a frontier: widths and bits, their loss, and the costs of a model with them.
 
     Attributes:
-        number: from 1, by growing loss.
+        number: from 1, by falling cost.
         widths: block name to the units that stay; a later point has no wider block.
         bits: weight to its bits, if the file size decides and weights may have fewer; 32 if it keeps its numbers.
         predicted: loss that the losses of single blocks predict.
@@ -56,6 +56,12 @@ def measured(points: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
     return names.pop() if len(names) == 1 else "agreement", f"{losses} on {count:,} sample{'s' * (count != 1)}"
 
 
+def named(agreement: Mapping[str, Any], heading: str) -> str:
+    """Return the name of an agreement that is not counted, with a space, if the heading of its column is another."""
+    measure: str = agreement["measure"]
+    return "" if agreement["counted"] or measure == heading else f"{measure.partition(' about ')[0]} "
+
+
 Write = Callable[[Point, str | Path | None, bool], Result]
 """Writes the model of a point to a file, which may be replaced if the last argument is True."""
 
@@ -67,7 +73,7 @@ class Frontier(Saved):
     Attributes:
         model: path of the original, or `model`.
         before: costs of the original.
-        points: by growing loss; every point can be written as a file.
+        points: by falling cost; every point can be written as a file.
         minimize: the cost that falls by a like share from each point to the next.
         crossed: True if every sample was judged by a fit without it; else by samples that no fit has seen.
         choices: of the recipe that all points share.

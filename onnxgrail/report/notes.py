@@ -26,7 +26,9 @@ from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
 from onnxgrail.options import WEIGHTS
 from onnxgrail.recipe.selection import named
+from onnxgrail.recipe.table import FIELDS
 from onnxgrail.recipe.table.option import spelled
+from onnxgrail.registry import REDUCERS
 
 LITTLE = 0.01  # share of what a search minimizes, below which it has saved next to nothing
 NOTED = 2**10  # bytes of notes from which a report tells that they are gone
@@ -141,11 +143,18 @@ def idle(recipe: Recipe) -> list[str]:
     """Return notes on choices without an effect, because they need another one."""
     usual = Recipe()
     rounds = recipe.quantize in WEIGHTS or recipe.chooses_bits or recipe.bits is not None
+    refined = {*recipe.method, *recipe.refine}
+    scored = recipe.reducer in REDUCERS and REDUCERS[recipe.reducer].needs_scores
     needs = {
         "--quantize int4 or int8-weights": () if rounds else ("block_size", "symmetric", "accuracy_level"),
         "--quantize int8, int4 or int8-weights": () if rounds or recipe.quantize == "int8" else ("qdq",),
         "--max-loss": ("minimize",) if recipe.max_loss is None else (),
         "--max-loss or --refine": ("budget_seconds",) if recipe.max_loss is None and not recipe.refine else (),
+        "--method grasp": () if "grasp" in refined else tuple(name for name in FIELDS if name.startswith("grasp_")),
+        "--method ic": () if "ic" in refined else ("ic_rank",),
+        "--compensate best": () if recipe.compensate == "best" else ("fit",),
+        "--compensate grail or best": ("ridge",) if recipe.compensate == "none" else (),
+        "--reducer prune": () if scored else ("selector",),
     }
     found = []
     for other, names in needs.items():

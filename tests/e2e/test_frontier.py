@@ -17,7 +17,7 @@ import pytest
 import onnxgrail
 from onnxgrail import models
 from onnxgrail.errors import NothingToCompressError, OutputError, UsageError
-from onnxgrail.report.frontier import measured
+from onnxgrail.report.frontier import measured, named
 from tests.command import run
 from tests.judging import killed, recorded
 from tests.tiny import two_mlps
@@ -214,6 +214,29 @@ def test_existing_files_stay(model: Path, tmp_path: Path) -> None:
         onnxgrail.frontier(model, save_recipes=tmp_path, **CHOICES)
     with pytest.raises(OutputError, match="is the input"):
         onnxgrail.frontier(model, report=model.with_suffix(".json"), pick=1, output=model, force=True, **CHOICES)
+
+
+def test_data_that_can_be_read_once_are_enough(model: Path, tmp_path: Path) -> None:
+    choices = {**CHOICES, "data": ({"x": row[None]} for row in DATA["x"]), "points": 2}
+    found = onnxgrail.frontier(model, **choices)
+    assert found.calibration["samples"] == 64
+    report = found.pick(2).report.data
+    assert report["calibration"]["samples"] + report["verification"]["held_out"]["samples"] == 64
+
+
+def test_measures_that_differ_are_named_and_a_loss_without_one_has_no_column(
+    model: Path, found: onnxgrail.Frontier, tmp_path: Path
+) -> None:
+    assert [named({"measure": "NMSE about zero", "counted": c}, "agreement") for c in (False, True)] == ["NMSE ", ""]
+    assert named({"measure": "cosine", "counted": False}, "cosine") == ""
+    np.savez(tmp_path / "d.npz", **DATA)
+    (tmp_path / "own.py").write_text("def loss(a, b, labels):\n    return abs(a['y'] - b['y']).mean(axis=1)\n")
+    words = ["frontier", model, "--data", tmp_path / "d.npz", "--minimize", "params", "--points", "2"]
+    page = tmp_path / "page.html"
+    own = run(*words, "--metric", f"{tmp_path / 'own.py'}:loss", "--report", page)
+    (head,) = (line for line in own.stdout.splitlines() if "at most" in line and "params" in line)
+    assert head.split() == ["point", "loss", "at", "most", "params", "MACs", "size", "latency"]
+    assert "<th></th>" not in page.read_text()
 
 
 def test_nothing_to_narrow_is_exit_4(model: Path, tmp_path: Path) -> None:

@@ -240,6 +240,16 @@ def test_options_without_an_effect_are_noted() -> None:
         "--minimize does nothing without --max-loss",
         "--budget-seconds does nothing without --max-loss or --refine",
     ]
+    assert idle(Recipe(ratio=0.3, grasp_retain=0.5, grasp_whiten=True, ic_rank=3, fit=("weights",))) == [
+        "--grasp-retain, --grasp-whiten do nothing without --method grasp",
+        "--ic-rank does nothing without --method ic",
+    ]
+    assert idle(Recipe(ratio=0.3, compensate="none", reducer="fold", fit=("plain",), ridge=0.1, selector="l1")) == [
+        "--fit does nothing without --compensate best",
+        "--ridge does nothing without --compensate grail or best",
+        "--selector does nothing without --reducer prune",
+    ]
+    assert idle(Recipe(ratio=0.3, method=("grail", "grasp", "ic"), grasp_retain=0.5, ic_rank=3)) == []
 
 
 @pytest.mark.parametrize(("exclude", "noted"), [("nothing_like_it", True), (".", False), (None, False)])

@@ -147,7 +147,8 @@ def _parts(source: Source, signature: Signature, samples: int | None, reading: R
     if isinstance(source, Iterable):
         return "feeds", from_feeds(source, signature, "feeds", samples)
     raise DataError(
-        f"calibration data of type {type(source).__name__} are not known", hint="Give a path or arrays by name"
+        f"calibration data of type {type(source).__name__} are not known",
+        hint="Give a path, arrays by name, or feeds one by one, such as a list of the items of a data set",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from onnxgrail.calibration.feeds.signature import Input, Signature
@@ -108,15 +108,24 @@ def choose(
     return Sized(shapes=shapes, past=lengths.past if has_past else 0, sizes=lengths.known)
 
 
+def check_names(signature: Signature, input_shapes: Iterable[str]) -> None:
+    """Check that inputs whose shapes the user gave are there.
+
+    Raises:
+        UsageError: one is not.
+    """
+    names = [entry.name for entry in signature]
+    for name in input_shapes:
+        if name not in names:
+            raise UsageError(f"input shape for {name!r}: no such input", hint=f"The model takes {', '.join(names)}")
+
+
 def _given(signature: Signature, input_shapes: Shapes) -> dict[str, int]:
     """Return the sizes of named dimensions from the shapes that the user gave."""
+    check_names(signature, input_shapes)
     entries, known = {e.name: e for e in signature}, {}
     for name, shape in input_shapes.items():
-        entry = entries.get(name)
-        if entry is None:
-            raise UsageError(
-                f"input shape for {name!r}: no such input", hint=f"The model takes {', '.join(entries) or 'none'}"
-            )
+        entry = entries[name]
         if entry.shape is None:
             continue
         fits = len(shape) == len(entry.shape) and all(

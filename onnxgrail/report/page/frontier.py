@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from onnxgrail.report.frontier import measured
+from onnxgrail.report.frontier import measured, named
 from onnxgrail.report.page.command import copied
 from onnxgrail.report.page.hero import brand, title_of
 from onnxgrail.report.page.html import drawing, figures
@@ -123,15 +123,17 @@ def _table(data: Mapping[str, Any]) -> Markup:
     model = data["model"]
     measure, losses = measured(point["loss"] for point in data["points"])
     heading = measure[:1].upper() + measure[1:]
-    columns = ("Point", "Loss", "At most", heading, "Parameters", "MACs", "Size", "Latency", "of the original")
-    rows = [("original", *(figures.NONE,) * 3, *_costs(model, model))]
+    columns = ["Point", "Loss", "At most", heading, "Parameters", "MACs", "Size", "Latency", "of the original"]
+    rows: list[list[Any]] = [["original", *(figures.NONE,) * 3, *_costs(model, model)]]
     for point in data["points"]:
         loss, number = point["loss"], str(point["number"])
         agreement = loss["agreement"]
         counted = figures.share if agreement["counted"] else figures.number
         link = el("a", number, id=f"point-{number}", href=f"#command-{number}", aria_label=f"Command of point {number}")
-        shown = (figures.error(loss["mean"]), figures.error(loss["bound"]), counted(agreement["value"]))
-        rows.append((link, *shown, *_costs(point, model)))
+        agreed = named(agreement, measure) + counted(agreement["value"])
+        rows.append([link, figures.error(loss["mean"]), figures.error(loss["bound"]), agreed, *_costs(point, model)])
+    for row in (columns, *rows) if not measure else ():  # a loss of the user's own tells no agreement
+        del row[3]
     caption = f"Loss: {losses}; at most: its one-sided 95 % upper bound"
     return el("div", table(caption, columns, rows), class_="scroll", role="region", tabindex=0, aria_label="Points")
 

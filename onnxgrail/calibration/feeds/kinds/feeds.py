@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,7 @@ def from_feeds(feeds: Iterable[Any], signature: Signature, source: str, limit: i
         DataError: an item is not a dict of the model's inputs, there are no items, or the iterable raises.
     """
     parts: list[Part] = []
-    with explained(source):
-        some = islice(feeds, (limit or FEED_LIMIT) + 1)
-        items = list(some if isinstance(feeds, Sequence) else map(_copied, some))
+    items = _read(feeds, source, limit)
     for number, item in enumerate(items[: limit or FEED_LIMIT]):
         if not isinstance(item, Mapping):
             raise DataError(
@@ -55,6 +53,22 @@ def from_feeds(feeds: Iterable[Any], signature: Signature, source: str, limit: i
         note = f"{source}: stopped after {FEED_LIMIT} feeds; --samples sets another number"
         parts[-1] = Part(source=last.source, arrays=last.arrays, ready=True, notes=(*last.notes, note))
     return tuple(parts)
+
+
+def _read(feeds: Iterable[Any], source: str, limit: int | None) -> list[Any]:
+    """Return the first feeds, and one more if there is one."""
+    with explained(source):
+        some = islice(feeds, (limit or FEED_LIMIT) + 1)
+        return list(some if isinstance(feeds, Sequence) else map(_copied, some))
+
+
+def again(source: Any, limit: int | None) -> Any:
+    """Return data that can be read several times: the feeds of an iterator, which cannot, in a list.
+
+    Raises:
+        DataError: the iterator raises.
+    """
+    return _read(source, "feeds", limit) if isinstance(source, Iterator) else source
 
 
 def _copied(item: Any) -> Any:
