@@ -81,7 +81,7 @@ class Tally:
             self._holds.setdefault(name, kind_of(value))
         batch = {}
         for name, *values in pairs(reference, outputs):
-            inside = single and (len(np.atleast_1d(values[0])) != 1 or name in self.clues.lists)
+            inside = single and (len(np.atleast_1d(values[0])) != 1 or self._is_list(name, values[0]))
             wanted, got = (v[None] if inside and v.ndim else v for v in values)
             far = distances(wanted, got, name=name, mask=mask, goals=goals, brief=self.brief)
             self.sums[name] = self.sums.get(name, Sums()).merge(far.total())
@@ -90,6 +90,11 @@ class Tally:
             batch[name] = Seen(wanted=wanted, got=got, far=far, mask=mask, brief=self.brief, base=base)
         if self.judge:
             self._collect(batch)
+
+    def _is_list(self, name: str, value: Array) -> bool:
+        """Return True for a list, or for detections, a row each, without an axis of samples."""
+        bare = np.ndim(value) == 2 and any(part.axis == 2 for part in self.known.get(name, ()))
+        return bare or name in self.clues.lists
 
     def _collect(self, batch: dict[str, Seen]) -> None:
         """Measure a batch once the content of all outputs is known; it waits until then."""
@@ -227,7 +232,8 @@ class _Judge:
     def _fits(self, seen: Seen) -> bool:
         """Return True if a batch is consistent with the content detected from the first batches."""
         for part in self.parts:
-            if self.name in self.clues.lists and part.kind not in ("labels", "sequences", "values"):
+            listed = self.name in self.clues.lists and part.columns is None
+            if listed and part.kind not in ("labels", "sequences", "values"):
                 return False
             if part.center is not None and part.center.shape != seen.wanted.shape[1:]:
                 return False

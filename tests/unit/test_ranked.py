@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from onnxgrail.core import Array
+from onnxgrail.fidelity.clues import Clues
+from onnxgrail.fidelity.kinds.part import things
+from onnxgrail.fidelity.lists import Lists
 from onnxgrail.fidelity.lists.ranked import aligned
+from onnxgrail.fidelity.tally import Tally
 
 COUNT = 12
 FORMS = ("apart", "together", "centers", "points")
@@ -120,3 +124,79 @@ def test_lists_of_a_single_sample_match_in_any_order() -> None:
     found = aligned(wanted, got, wanted.keys())
     for name, array in found.items():
         np.testing.assert_array_equal(array[2:], wanted[name][2:])  # the others have low scores
+
+
+ORDERS = {
+    "YOLO": (0, 1, 2, 3, 4, 5),
+    "YOLO with points": (0, 1, 2, 3, 4, 5, 6, 7),
+    "PaddleDetection": (5, 4, 0, 1, 2, 3),
+    "SSD": (6, 5, 4, 0, 1, 2, 3),
+    "YOLOv7": (6, 0, 1, 2, 3, 5, 4),
+}
+
+
+def rows_of(name: str, count: int, *, relative: bool = False, seed: int = 0) -> Array:
+    """Rows of detections: corners, score, class, and zeros, in the order of a tool."""
+    rng = np.random.default_rng(seed)
+    corner = 40.0 * np.stack([rng.permutation(count), rng.permutation(count)], axis=1)
+    columns = np.zeros((count, 8), np.float32)
+    columns[:, :4] = np.concatenate([corner, corner + 30], axis=1) / (40 * count if relative else 1)
+    columns[:, 4], columns[:, 5] = rng.uniform(0.3, 0.9, count), rng.integers(0, 4, count)
+    return columns[:, list(ORDERS[name])]
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("name", ORDERS)
+def test_columns_of_detections_are_found(name: str, relative: bool) -> None:
+    rows = rows_of(name, 9, relative=relative)
+    np.testing.assert_array_equal(
+        rows[:, things(rows)], rows_of("YOLO with points", 9, relative=relative)[:, : rows.shape[1]]
+    )
+
+
+def test_other_rows_are_no_detections() -> None:
+    rng = np.random.default_rng(1)
+    chances = rng.random((20, 7))
+    for rows in (
+        chances / chances.sum(axis=1, keepdims=True),  # distributions
+        rng.standard_normal((20, 8)),
+        np.zeros((3, 6)),
+        np.zeros((0, 6)),
+        rows_of("YOLO", 9)[:, :5],
+        rows_of("YOLO", 9)[:, [2, 3, 0, 1, 4, 5]],
+        rows_of("YOLO", 9).astype(np.int64),
+    ):
+        assert things(rows) == ()
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_one_list_of_a_single_sample_matches_in_any_order(name: str) -> None:
+    wanted = {"y": rows_of(name, COUNT)}
+    got = {"y": wanted["y"][np.array([*range(1, COUNT), 0])]}
+    same(aligned(wanted, got), got)
+    same(aligned(wanted, got, {"y"}), wanted)
+    place = ORDERS[name].index(5)
+    wrong = {"y": wanted["y"] + 4 * (np.arange(wanted["y"].shape[1]) == place).astype(np.float32)}
+    score = aligned(wanted, wrong, {"y"})["y"][:, ORDERS[name].index(4)]
+    assert not score.any()  # all are lost
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("change", ["none", "score", "class", "order", "length"])
+def test_lists_are_judged_by_scores_and_by_what_is_beside_them(name: str, change: str) -> None:
+    """Of many samples, with different numbers of detections: one, none, several."""
+    tally, lists = Tally(Clues()), Lists({"y": (0,)}, set())
+    tally.clues = Clues(lists=lists.names)
+    for seed in range(80):
+        one = two = rows_of(name, (3, 1, 0, 5)[seed % 4], seed=seed)
+        scores, classes = (ORDERS[name].index(column) for column in (4, 5))
+        two = two[::-1].copy() if change == "order" else two[1:].copy() if change == "length" else two.copy()
+        two[:, scores] *= 0.4 if change == "score" else 1
+        two[:, classes] += change == "class"
+        sides = lists.leveled({"x": np.zeros(3)}, {"y": one}, {"y": two})
+        tally.add(sides[0], aligned(*sides, lists.growing), single=True)
+    (found,) = tally.results()
+    assert {verdict.kind for verdict in found.verdicts} == {"scores", "values"}
+    losses = {verdict.kind: verdict.loss or 0.0 for verdict in found.verdicts}
+    assert (losses["scores"] > 0.2) == (change in ("score", "class", "length"))
+    assert losses["values"] == 0 or change in ("class", "length")

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxgrail.core import Array
 from onnxgrail.fidelity.clues import Clues
-from onnxgrail.fidelity.kinds.part import BOX, BOXES, FEW, Look, Part, values
+from onnxgrail.fidelity.kinds.part import BOX, BOXES, FEW, Look, Part, things, values
 from onnxgrail.fidelity.kinds.positions import POSITIONS, distribution, tokens
 from onnxgrail.fidelity.kinds.read import with_least
 from onnxgrail.fidelity.kinds.rows import ROW, with_numbers
@@ -33,7 +33,7 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
     if whole and (first.dtype.itemsize > LEVELS or len(np.unique(first)) <= FEW):
         return (Part(kind="labels", why="whole numbers"),)
     if (known := _told(name, arrays, clues)) is not None:
-        return (known,)
+        return _things(known, arrays)
     alike = [array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]
     array = np.concatenate(alike).astype(np.float64)
     finite = np.isfinite(array)
@@ -46,6 +46,18 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
     otherwise = _numbers(look, OTHER)
     found = [with_least(part, array) for part in _found(look)]
     return tuple(replace(part, otherwise=otherwise) if part.form == "probabilities" else part for part in found)
+
+
+def _things(known: Part, arrays: Sequence[Array]) -> tuple[Part, ...]:
+    """Return the parts of a list of detections, which has a row for each; else what is known of the output."""
+    rows = [array.reshape(-1, array.shape[-1]) for array in arrays if array.ndim == 3 and array.any()]
+    alike = len({some.shape[1] for some in rows}) == 1 and all(array.ndim == 3 for array in arrays)
+    order = things(np.concatenate(rows)) if alike and known.why == LISTED else ()
+    if not order:
+        return (known,)
+    others = tuple(sorted({*order} - {order[BOX]}))
+    scores = Part(kind="scores", why="of detections", form="probabilities", columns=(order[BOX],), axis=2)
+    return scores, Part(kind="values", why="the other columns", columns=others, axis=2)
 
 
 def _told(name: str, arrays: Sequence[Array], clues: Clues) -> Part | None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from onnxgrail.core import Floats
+from onnxgrail.core import Array, Floats
 from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.sums import flat
 
@@ -19,6 +19,8 @@ ACTIVE = 0.1  # scores below it in both models are ignored
 SLACK = 1e-3  # tolerance of a sum of probabilities
 LOUD = 10.0  # spread of a row of many numbers from which on they are no logits: all of them would be decided
 BOX = 4  # columns of a box
+LAYOUTS = ((2, 3, 4, 5, 1, 0), (3, 4, 5, 6, 2, 1, 0), (1, 2, 3, 4, 6, 5, 0))
+"""Orders of columns with the box, the score and the class first: of PaddleDetection, SSD and YOLOv7."""
 OFTEN = 0.5  # most of something
 DECIDED = 0.1  # a score this near to 0 or 1 is decided
 SEEN = 8  # least samples whose mean tells a common pattern
@@ -102,6 +104,23 @@ def probabilities(values: Floats, form: Form) -> Floats:
     if form == "binary":
         return np.asarray(0.5 * (1 + np.tanh(0.5 * values)))
     return values
+
+
+def things(rows: Array) -> tuple[int, ...]:
+    """Return the columns of detections (n, columns): two corners, score, class and others; empty if they are none.
+
+    The score is in 0..1, the class a whole number, and no second corner lies before the first one.
+    """
+    if rows.ndim != 2 or not len(rows) or rows.dtype.kind != "f":
+        return ()
+    count = rows.shape[1]
+    plain = tuple(range(count))
+    for order in (*(one for one in LAYOUTS if len(one) == count), *([plain] if count >= BOX + 2 else [])):
+        corners, classes = rows[:, order[:BOX]], rows[:, order[BOX + 1]]
+        ordered = (corners[:, :2] <= corners[:, 2:]).all()
+        if ordered and in_unit(rows[:, order[BOX]]) and (classes == np.round(classes)).all():
+            return order
+    return ()
 
 
 def in_unit(array: Floats) -> bool:

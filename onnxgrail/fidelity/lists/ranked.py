@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from onnxgrail.core import Array, Feed, Floats, Ints
-from onnxgrail.fidelity.kinds.part import ACTIVE, BOX, in_unit
+from onnxgrail.fidelity.kinds.part import ACTIVE, BOX, in_unit, things
 
 LEAST = 0.5  # intersection over union of boxes that are the same thing
 POINT, APART = 2, 0.01  # columns of a point, and the largest distance of the same one, as a share of all points' extent
@@ -36,7 +36,7 @@ def aligned(wanted: Feed, got: Feed, listed: Collection[str] = ()) -> Feed:
     """
     bare = _without_samples(wanted, listed)
     if bare:
-        wanted, got = ({**side, **{name: side[name][None] for name in bare if name in side}} for side in (wanted, got))
+        wanted, got = ({**side, **_sampled(side, bare)} for side in (wanted, got))
     found = dict(got)
     for scores, group in _lists(wanted, bare):
         if not all(name in got and _comparable(wanted[name], got[name]) for name in group):
@@ -48,14 +48,26 @@ def aligned(wanted: Feed, got: Feed, listed: Collection[str] = ()) -> Feed:
             for name, array in _row(scores, mine, theirs).items():
                 rows[name][sample] = array
         found |= rows
-    return {name: array[0] if name in bare else array for name, array in found.items()}
+    return found | {name: found[name][0][..., np.argsort(order)] for name, order in bare.items() if name in found}
 
 
-def _without_samples(outputs: Feed, listed: Collection[str]) -> list[str]:
-    """Return the outputs that may list detections of one sample, a number or a row each; none without numbers."""
+def _sampled(outputs: Feed, bare: Mapping[str, Ints]) -> Feed:
+    """Return outputs of one sample with an axis of samples, and their columns in the order of `things`."""
+    return {name: outputs[name][None][..., order] for name, order in bare.items() if name in outputs}
+
+
+def _without_samples(outputs: Feed, listed: Collection[str]) -> dict[str, Ints]:
+    """Return the outputs that may list detections of one sample, a number or a row each; empty without scores.
+
+    Returns:
+        By name, the order of the columns, see `things`.
+    """
     arrays = {name: outputs[name] for name in listed if isinstance(outputs.get(name), np.ndarray)}
-    found = [name for name, array in arrays.items() if array.ndim in (1, 2) and len(array) > 1]
-    return found if any(arrays[name].ndim == 1 for name in found) else []
+    some = {name: array for name, array in arrays.items() if array.ndim in (1, 2) and len(array) > 1}
+    orders = {name: things(array) for name, array in some.items()}
+    if not any(array.ndim == 1 or orders[name] for name, array in some.items()):
+        return {}
+    return {name: np.array(orders[name] or range(array.shape[-1])) for name, array in some.items()}
 
 
 def ranked_scores(outputs: Feed) -> frozenset[str]:
@@ -76,7 +88,8 @@ def _lists(outputs: Feed, bare: Collection[str] = ()) -> list[tuple[Scores, tupl
         count = array.shape[1]
         if not SEVERAL <= count <= MOST or array.dtype.kind != "f" or not array.size:
             continue
-        if array.ndim == 3 and array.shape[2] > BOX + 1 and _ranked(array[..., BOX]):
+        alone = name in bare and array.ndim == 3 and bool(things(array[0]))
+        if alone or (array.ndim == 3 and array.shape[2] > BOX + 1 and _ranked(array[..., BOX])):
             found.append(((name, BOX), (name,)))
         elif array.ndim == 2 and (_ranked(array) or (name in bare and in_unit(array))):
             group = tuple(other for other, one in arrays.items() if one.shape[:2] == array.shape)

@@ -99,7 +99,7 @@ class Seen:
             return None
         for axis in (1, 2) if part.axis is None else (3 - part.axis,):
             mask = positions.get((shape[0], shape[axis]))
-            if mask is not None and shape[axis] > 1:
+            if mask is not None and (shape[axis] > 1 or part.axis is not None):
                 return np.expand_dims(mask, 3 - axis)
         return None
 
