@@ -76,6 +76,10 @@ class Comparer:
         """Return outputs with the axis that counts samples first."""
         return _upright(outputs, self.samples)
 
+    def single(self, feed: Feed) -> bool:
+        """Return True if a feed is one sample."""
+        return self.vectors or all(array.ndim == 0 or len(array) == 1 for array in feed.values())
+
     def add(self, tally: Tally, fed: Fed, wanted: Feed, got: Feed, ports: Sequence[Port]) -> None:
         """Add one feed to a tally; padded tokens are left out.
 
@@ -90,7 +94,7 @@ class Comparer:
         goals = Goals(labels=labels)
         if self.text is not None:
             goals = Goals(labels=labels, tokens=feed[self.text.tokens], scores=self.text.scores)
-        single = self.vectors or all(array.ndim == 0 or len(array) == 1 for array in feed.values())
+        single = self.single(feed)
         one, two = self.lists.leveled(feed, self.upright(fit(wanted, ports)), self.upright(got))
         two = aligned(one, two, self.lists.growing if single else ())
         bases = {name: base.of(feed) for name, base in self.bases.items() if name in one}

@@ -127,9 +127,9 @@ class Judge:
         """
         samples = [number for _, numbers in candidates for number in numbers]
         if self._metric is not None:
-            reference, labels = self._originals(samples)
+            reference, labels, alone = self._originals(samples)
             outputs = [feed for slim, numbers in candidates for feed in self._outputs(slim, numbers)]
-            return self._metric.losses(reference, outputs, labels)
+            return self._metric.losses(reference, outputs, labels, alone)
         answers = (self.running(slim, numbers) for slim, numbers in candidates)
         return self.loss_of(answers, samples)
 
@@ -212,10 +212,11 @@ class Judge:
         self.detect()
         return Tally(self._comparer.clues, known=self._held.known, brief=self._brief)
 
-    def _originals(self, numbers: Sequence[int]) -> tuple[list[Feed], list[Labels | None]]:
-        """Return the original's outputs for some feeds, and the labels of their samples."""
-        pairs = [(self._wanted(n, feed), labels) for n, (feed, labels) in zip(numbers, self._fed(numbers), strict=True)]
-        return [arrays_of(outputs) for outputs, _ in pairs], [labels for _, labels in pairs]
+    def _originals(self, numbers: Sequence[int]) -> tuple[list[Feed], list[Labels | None], list[bool]]:
+        """Return the original's outputs for some feeds, the labels of their samples, and True for those of one."""
+        fed = list(zip(numbers, self._fed(numbers), strict=True))
+        reference: list[Feed] = [arrays_of(self._wanted(number, feed)) for number, (feed, _) in fed]
+        return reference, [labels for _, (_, labels) in fed], [self._comparer.single(feed) for _, (feed, _) in fed]
 
     def _outputs(self, slim: ir.Model, numbers: Sequence[int]) -> tuple[Feed, ...]:
         """Return a candidate's outputs for some feeds."""

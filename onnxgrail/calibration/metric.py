@@ -43,17 +43,23 @@ class Metric:
     function: Function
     folder: Path | None = None
 
-    def check(self, reference: Sequence[Feed], labels: Sequence[Labels | None] | None = None) -> None:
+    def check(
+        self,
+        reference: Sequence[Feed],
+        labels: Sequence[Labels | None] | None = None,
+        alone: Sequence[bool] = (),
+    ) -> None:
         """Check that the original has no loss against itself.
 
         Args:
             reference: outputs of the original by name, one dict per feed.
             labels: of the samples, per feed.
+            alone: True for feeds of one sample, whose outputs may have several rows for it.
 
         Raises:
             MetricError: it has, or the function fails.
         """
-        values, _ = self._values(_calls(reference, reference, labels))
+        values, _ = self._values(_calls(reference, reference, labels, alone))
         far = np.flatnonzero(np.abs(values) > SAME)
         if len(far):
             where = f"for sample {far[0]}" if len(values) > 1 else "for all samples"
@@ -61,7 +67,11 @@ class Metric:
             raise MetricError(what, hint="Return a loss that compares the candidate with the original")
 
     def losses(
-        self, reference: Sequence[Feed], candidate: Sequence[Feed], labels: Sequence[Labels | None] | None = None
+        self,
+        reference: Sequence[Feed],
+        candidate: Sequence[Feed],
+        labels: Sequence[Labels | None] | None = None,
+        alone: Sequence[bool] = (),
     ) -> Loss:
         """Compute the loss of a candidate.
 
@@ -72,11 +82,12 @@ class Metric:
             reference: outputs of the original by name, one dict per feed.
             candidate: the same of the candidate.
             labels: of the samples, per feed.
+            alone: as for `check`.
 
         Raises:
             MetricError: the function raises, or returns no usable losses; with its name and the sample.
         """
-        calls = _calls(reference, candidate, labels)
+        calls = _calls(reference, candidate, labels, alone)
         values, whole = self._values(calls)
         mean = float(values.mean())
         if whole:
@@ -238,7 +249,10 @@ def arrays_of(outputs: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _calls(
-    reference: Sequence[Feed], candidate: Sequence[Feed], labels: Sequence[Labels | None] | None
+    reference: Sequence[Feed],
+    candidate: Sequence[Feed],
+    labels: Sequence[Labels | None] | None,
+    alone: Sequence[bool],
 ) -> tuple[_Call, ...]:
     """Return one call for all samples, or one per feed if outputs cannot be joined.
 
@@ -246,6 +260,8 @@ def _calls(
     """
     known = [None if one is None else one.values for one in labels or [None] * len(reference)]
     counts = [_count(feed) for feed in reference]
+    both = zip(counts, map(_count, candidate), alone or [False] * len(counts), strict=True)
+    counts = [None if single and {one, two} != {1} else one for one, two, single in both]  # rows of lists
     calls, first = [], 0
     for number, (a, b) in enumerate(zip(reference, candidate, strict=True)):
         count = counts[number] or 1

@@ -204,7 +204,8 @@ def _blind(found: Found | None, *, labeled: bool) -> str:
     loss = None if found is None else found.loss
     if loss is not None and loss.scarce:
         return f"{loss.scarce}: others say more"
-    if loss is None or loss.kind != "metric" or loss.bound > 0:
+    tried = [] if found is None else [one.loss for one in found.tried]
+    if loss is None or loss.kind != "metric" or any(one.mean or one.bound > 0 for one in (loss, *tried)):
         return ""
     got = "" if labeled else " (its third argument was None, since the data have no labels)"
     return f"{loss.name} is 0 on all {loss.samples} samples{got}: give samples on which it can lose something"

@@ -221,6 +221,8 @@ def test_a_metric_of_held_out_labels_has_labels() -> None:
         made = onnxgrail.compress(nets.mlp(), held_out=held_out, metric=lambda a, b, c: np.zeros(40), **choices)
         (told,) = (note for note in made.report.data["notes"] if "is 0 on all 40 samples" in note)
         assert ("its third argument was None" in told) is none
+    better = onnxgrail.compress(nets.mlp(), metric=lambda a, b, _: -np.abs(a["y"] - b["y"]).mean(axis=1), **choices)
+    assert not any("is 0 on all" in note for note in better.report.data["notes"])
 
 
 def _apart(reference: Any, candidate: Any, labels: Any) -> Any:

@@ -195,6 +195,26 @@ def test_outputs_of_other_sizes_are_judged_feed_by_feed() -> None:
     np.testing.assert_array_equal(metric.losses(a, b).values, [0, 0, 1, 1])
 
 
+def test_all_rows_of_a_single_sample_are_judged_as_one() -> None:
+    """Two images with two boxes and one: the third box is no third image."""
+    seen = []
+
+    def missed(reference: Outputs, candidate: Outputs, labels: Array | None) -> list[float]:
+        seen.append(len(reference["boxes"]))
+        return [float(len(reference["boxes"]) != len(candidate["boxes"]))]
+
+    a = [{"boxes": np.zeros((count, 4))} for count in (2, 1)]
+    b = [{"boxes": np.zeros((count, 4))} for count in (1, 1)]
+    metric = metric_of(missed)
+    metric.check(a, alone=[True, True])
+    found = metric.losses(a, b, alone=[True, True])
+    np.testing.assert_array_equal(found.values, [1, 0])
+    assert found.agreement.samples == 2
+    assert seen == [2, 1] * 2
+    with pytest.raises(MetricError, match=r"shape \[1\] for 2 samples"):
+        metric.check(a)
+
+
 def test_models_are_run_on_batches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "near.py").write_text("WEIGHT = 2.0\n", encoding="utf-8")
     file = tmp_path / "own.py"
