@@ -211,7 +211,7 @@ def test_all_rows_of_a_single_sample_are_judged_as_one() -> None:
     np.testing.assert_array_equal(found.values, [1, 0])
     assert found.agreement.samples == 2
     assert seen == [2, 1] * 2
-    with pytest.raises(MetricError, match=r"shape \[1\] for 2 samples"):
+    with pytest.raises(MetricError, match=r"shape \[1\] for 3 samples"):
         metric.check(a)
 
 
