@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrail.calibration.branching import look_once
+from onnxgrail.calibration.feeds.data import fixed_batch
 from onnxgrail.calibration.feeds.signature import Signature, describe, samples_of, signature_of
 from onnxgrail.calibration.observe import observe
 from onnxgrail.calibration.prepared import Prepared
@@ -43,6 +44,12 @@ def loaded(models: Sequence[Any]) -> tuple[list[Path | None], list[ir.Model]]:
     for number, (path, model) in enumerate(zip(paths, found, strict=True), 1):
         same_inputs(signature_of(found[0]), signature_of(model), f"model {number}" if path is None else repr(str(path)))
     return paths, found
+
+
+def common_batch(models: Sequence[ir.Model]) -> int | None:
+    """Return the batch size that one of the models prescribes; None if all leave it open."""
+    sizes = (fixed_batch(signature_of(model)) for model in models)
+    return next((size for size in sizes if size is not None), None)
 
 
 def runnable(model: ir.Model, path: Path | None) -> Packed | bytes | Path:

@@ -18,7 +18,7 @@ from onnxgrail.calibration.feeds.data import Source, fixed_batch
 from onnxgrail.calibration.feeds.kinds.feeds import again
 from onnxgrail.calibration.feeds.reading import Numbers, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import Signature, signature_of
-from onnxgrail.calibration.matched import loaded, runnable
+from onnxgrail.calibration.matched import common_batch, loaded, runnable
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.calibration.runtime.session import CPU, Setup, open_session
@@ -140,7 +140,9 @@ def bench(
         input_shapes=input_shapes,
     )
     data = again(data, None)
-    fixed = fixed_batch(signature) if data is None else None  # given data have the size that the model takes
+    fixed = common_batch(graphs)
+    if data is not None and fixed_batch(signature) is not None:
+        fixed = None  # given data have the size that the first model takes
     sizes = (fixed,) if fixed else tuple(dict.fromkeys(batch_sizes))
     notes = [f"the model takes batches of {fixed} only"] if fixed and set(sizes) != set(batch_sizes) else []
     threads = threads or count()

@@ -14,7 +14,7 @@ from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.calibration.feeds.reading import Numbers, Sampling, reading_of
 from onnxgrail.calibration.feeds.signature import signature_of, stays
-from onnxgrail.calibration.matched import counted_macs, loaded, runnable
+from onnxgrail.calibration.matched import common_batch, counted_macs, loaded, runnable
 from onnxgrail.calibration.observe import probe_feed
 from onnxgrail.calibration.runtime.custom import Libraries
 from onnxgrail.calibration.runtime.custom import custom_ops as registered
@@ -96,7 +96,7 @@ def compare(
         image_form=image_form,
         input_shapes=input_shapes,
     )
-    sampling = Sampling(samples=samples, batch_size=batch_size, seed=seed)
+    sampling = Sampling(samples=samples, batch_size=common_batch((first, second)) or batch_size, seed=seed)
     ports = between(first, second)
     _check_sizes(first, second, ports)
     heavy = max(model_file.weight_bytes(model) for model in (first, second)) > HEAVY
@@ -108,14 +108,14 @@ def compare(
         outputs, signature = tally.results(), signature_of(first)
         some = batches.first()
         feed = some if stays(some, signature) else probe_feed(some, signature)
-        one = single(feed, signature)
+        one, other = single(feed, signature), some if common_batch([second]) else feed
         for model in (first, second):
             check_unchanged(model)
         unread = batches.unread(output.judged for output in outputs)
         return Comparison(
             latency=times_of(sources, (one, fit(one, ports)), providers=providers) if latency else None,
             a=weigh(first, paths[0], "A", macs=counted_macs(first, feed, providers)),
-            b=weigh(second, paths[1], "B", macs=counted_macs(second, fit(feed, ports), providers)),
+            b=weigh(second, paths[1], "B", macs=counted_macs(second, fit(other, ports), providers)),
             outputs=outputs,
             calibration=calibration_entry(replace(batches, notes=(*batches.notes, *filter(None, [unread])))),
             gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),

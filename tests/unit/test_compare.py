@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from onnxgrail.calibration.runtime.wording import reason
 from onnxgrail.commands.compare import compare
 from onnxgrail.errors import DataError, MissingExtraError, ModelError, UsageError
 from onnxgrail.fidelity import add_batch, finish, looks_like_logits
+from tests.tiny import tiny
 
 RNG = np.random.default_rng(0)
 
@@ -215,3 +217,19 @@ def test_no_runtime(monkeypatch):
 def test_numbers_beyond_their_limits_are_named(call, name, value):
     with pytest.raises(UsageError, match=rf"^{name} must be at least \d, got {value}"):
         call("no.onnx", "file.onnx", **{name: value})
+
+
+@pytest.mark.parametrize("data", [None, {"x": np.ones((6, 4), np.float32)}])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_model_of_a_fixed_batch_beside_one_of_any(turned, data):
+    weights = {"w": np.eye(4, 3, dtype=np.float32)}
+    models = [
+        ir.to_proto(tiny(f"float[{batch},4] x => float[{batch},3] y", "y = MatMul(x, w)", weights))
+        for batch in ("N", 2)
+    ]
+    one, two = models[::-1] if turned else models
+    found = compare(one, two, data=data)
+    assert found.outputs[0].samples == (6 if data else found.calibration["samples"])
+    assert found.a.macs == found.b.macs == 12
+    rows = onnxgrail.bench(one, two, data=data, batch_sizes=(1, 4), rounds=2).rows
+    assert [row.batch_size for row in rows] == [2, 2]
