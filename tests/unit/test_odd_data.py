@@ -51,3 +51,16 @@ def test_feeds_that_share_one_buffer_keep_their_values():
 def test_what_is_noted_of_every_feed_is_noted_once():
     feeds = [{"other": np.ones((2, 3), np.float32)} for _ in range(5)]
     assert read(feeds, OPEN).notes == ("feeds, item 0 and 4 more: array 'other' feeds input 'x', the only one it fits",)
+
+
+@pytest.mark.parametrize("setting", [np.float32(0.5), np.full(1, 0.5, np.float32), np.full((4, 1), 0.5, np.float32)])
+def test_a_vector_is_shared_by_samples_that_come_one_by_one(setting):
+    signature = (entry(shape=(1, 3)), entry("threshold", (1,)), entry("rate", ()))
+    rate = np.full(4, 9, np.float32) if np.ndim(setting) == 2 else np.float32(9)
+    feeds = read({"x": rows(4), "threshold": setting, "rate": rate}, signature)
+    assert feeds.samples == len(feeds) == 4
+    for number, feed in enumerate(feeds):
+        assert (feed["x"] == rows(4)[number : number + 1]).all()
+        assert (feed["threshold"].tolist(), feed["rate"].tolist()) == ([0.5], 9)
+    shared = [note for note in feeds.notes if note == "arrays: 'threshold', 'rate' shared by all 4 samples"]
+    assert bool(shared) == (np.ndim(setting) < 2)

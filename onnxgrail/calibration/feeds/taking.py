@@ -44,26 +44,56 @@ def unstacked(part: Part, signature: Signature) -> tuple[Part, ...]:
     """
     if part.ready:
         return (part,)
+    given, part = part, _with_settings(part, signature)
     arrays = {entry.name: part.arrays[entry.name] for entry in signature}
     more = {entry.name for entry in signature if _fits(arrays[entry.name].shape, entry, ())}
     rows = all(entry.name in more or _fits(arrays[entry.name].shape, entry, (1,)) for entry in signature)
     if not more or not rows or len({array.shape[0] for array in arrays.values()}) != 1:
-        return (part,)
+        return (given,)
     count, labels = rows_in(part, signature), part.labels
     labels = labels if labels is not None and len(labels.values) == count else None
     who = "all arrays have" if len(more) == len(arrays) else f"{', '.join(map(repr, sorted(more)))} of the arrays have"
     note = f"{part.source}: {who} one axis more than the inputs, so the first one counts {count} feeds"
+    notes = part.notes if part is not given else (*part.notes, note)
     whole = {name: np.asarray(array) for name, array in arrays.items()}
     return tuple(
         replace(
             part,
             arrays={name: array[k] if name in more else array[k : k + 1] for name, array in whole.items()},
             ready=True,
-            notes=() if k else (*part.notes, note),
+            notes=() if k else notes,
             labels=replace(labels, values=labels.values[k : k + 1]) if labels is not None else None,
         )
         for k in range(count)
     )
+
+
+def _with_settings(part: Part, signature: Signature) -> Part:
+    """Return a part in which a vector that all samples share, such as a threshold, has a row for each.
+
+    That is an array of the size of its input, or a number for an input of one, while the arrays of all other inputs,
+    which take one sample at a time, have a row per sample.
+    """
+    arrays = {entry.name: part.arrays[entry.name] for entry in signature}
+    shared = [entry for entry in signature if _is_setting(arrays[entry.name].shape, entry)]
+    others = [entry for entry in signature if entry not in shared]
+    single = all(_fits(arrays[e.name].shape, e, (1,)) and e.shape is not None and e.shape[0] == 1 for e in others)
+    counts = {arrays[entry.name].shape[0] for entry in others} if single else set()
+    if not any(entry.shape for entry in shared) or len(counts) != 1 or counts == {1}:
+        return part
+    (count,) = counts
+    rows: dict[str, Array] = {}
+    for entry in shared:
+        vector = np.asarray(arrays[entry.name])
+        vector = np.atleast_1d(vector) if entry.shape else vector
+        rows[entry.name] = np.broadcast_to(vector, (count, *vector.shape))
+    note = f"{part.source}: {', '.join(map(repr, rows))} shared by all {count:,} samples"
+    return replace(part, arrays={**part.arrays, **rows}, notes=(*part.notes, note))
+
+
+def _is_setting(shape: Sequence[int], entry: Input) -> bool:
+    """Return True if an array is what an input of a fixed size takes, or a number for an input of one."""
+    return tuple(shape) in (entry.shape, ()) and entry.shape in ((), (1,), tuple(shape))
 
 
 def _fits(shape: Sequence[int], entry: Input, first: tuple[int, ...]) -> bool:
