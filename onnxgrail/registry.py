@@ -12,6 +12,12 @@ from collections import UserDict
 from typing import Any
 
 
+def is_ours(thing: Any) -> bool:
+    """Return True if an object's class, or a function, is of onnxgrail itself, not of a program or another package."""
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    return str(module).startswith(f"{__name__.partition('.')[0]}.")
+
+
 class Registry(UserDict[str, Any]):
     """Objects by name. A program can add its own, as in `SELECTORS["mine"] = Mine()`."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxgrail.core import Recipe
 from onnxgrail.recipe.plugins import GROUPS, Foreign
-from onnxgrail.registry import REFINEMENTS
+from onnxgrail.registry import REFINEMENTS, is_ours
 
 OURS = "onnxgrail."
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -25,7 +25,7 @@ def code_of(recipe: Recipe, metric: Any) -> dict[str, str]:
     used = {option: known[getattr(recipe, option)] for option, (_, known) in GROUPS.items()}
     used |= {f"refine {name}": REFINEMENTS[name] for name in recipe.refine}
     inner = {name: one.inner if isinstance(one, Foreign) else one for name, one in used.items()}
-    found = {f"code of {name}": key_of(one) for name, one in inner.items() if not _module(one).startswith(OURS)}
+    found = {f"code of {name}": key_of(one) for name, one in inner.items() if not is_ours(one)}
     return found if metric is None else {**found, "code of metric": key_of(metric)}
 
 

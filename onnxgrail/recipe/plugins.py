@@ -18,6 +18,7 @@ from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS, needs_gram
 from onnxgrail.core import BlockError, Change, Floats, Reducer, View
 from onnxgrail.errors import OnnxGrailError, UsageError, raised
+from onnxgrail.registry import is_ours
 
 LARGEST = float(np.finfo(np.float32).max)  # a weight that a file can hold
 GROUPS: dict[str, tuple[str, MutableMapping[str, Any]]] = {
@@ -205,7 +206,7 @@ def look_up(option: str, name: str) -> None:
     group, known = GROUPS[option]
     if name in known:
         inner = known[name]
-        if not isinstance(inner, Foreign) and not _module(inner).startswith("onnxgrail."):
+        if not isinstance(inner, Foreign) and not is_ours(inner):
             known[name] = _guarded(option, f"{option} {name!r}", inner, packaged=False)
         return
     found = list(metadata.entry_points(group=group, name=name))
@@ -222,11 +223,6 @@ def look_up(option: str, name: str) -> None:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(f"{label} cannot be loaded: {text}") from error
     known[name] = _guarded(option, label, inner, packaged=True)
-
-
-def _module(inner: Any) -> str:
-    """Return the name of the module of an object's class, or of a function."""
-    return str(getattr(inner, "__module__", None) or type(inner).__module__)
 
 
 def _guarded(option: str, label: str, inner: Any, *, packaged: bool) -> Foreign:

@@ -19,11 +19,13 @@ import onnxgrail
 from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS
+from onnxgrail.calibration.feeds.kinds.kind import Kind, with_suffix
 from onnxgrail.cli import main
 from onnxgrail.core import BlockError, Change, Reducer, View
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import DataError, UsageError
 from onnxgrail.graph.ops import rule
 from onnxgrail.graph.ops.rule import find_rule
+from onnxgrail.registry import DATA_KINDS, REPORT_SECTIONS
 
 from . import nets
 
@@ -283,3 +285,26 @@ def test_weights_can_only_be_read() -> None:
 
 def test_our_own_names_cannot_be_taken(plugin: Path) -> None:
     assert kept(nets.mlp(), selector="wanda")  # the package has one of that name, which would fail
+
+
+def broken(*_: Any) -> Any:
+    raise KeyError("inside")
+
+
+def test_a_broken_section_leaves_the_rest_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REPORT_SECTIONS.data, "mine", broken)
+    files = [tmp_path / "r.html", tmp_path / "r.json"]
+    onnxgrail.compress(nets.mlp(), data=nets.vectors(), report=files, **CHOICES | {"selector": "l1"})
+    assert "This section raised KeyError: &#x27;inside&#x27; (test_plugins.py:" in files[0].read_text()
+    assert files[1].exists()
+
+
+def test_a_broken_reader_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATA_KINDS.data, ".zzz", Kind(with_suffix(".zzz"), broken))
+    (tmp_path / "a.zzz").touch()
+    with pytest.raises(DataError, match=r"kind '.zzz': its reader raised KeyError: 'inside' \(test_plugins.py:"):
+        onnxgrail.compress(nets.mlp(), data=tmp_path / "a.zzz", **CHOICES | {"selector": "l1"})
+    (tmp_path / "rows.csv").touch()
+    np.savez(tmp_path / "other.npz", **nets.vectors())  # the folder could be read, but not this file in it
+    with pytest.raises(DataError, match=r"the kind '\.csv' is not known. Give file.py:function"):
+        onnxgrail.compress(nets.mlp(), data=tmp_path / "rows.csv", **CHOICES | {"selector": "l1"})

@@ -12,9 +12,10 @@ from onnxgrail.calibration.feeds.kinds.kind import Kind
 from onnxgrail.calibration.feeds.parts import Part
 from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.calibration.feeds.signature import Signature
-from onnxgrail.errors import DataError
+from onnxgrail.errors import DataError, OnnxGrailError, raised
 from onnxgrail.machine.files.paths import Read
 from onnxgrail.machine.scripts import is_named
+from onnxgrail.registry import is_ours
 
 KINDS: Mapping[str, Kind] = registry.DATA_KINDS
 
@@ -41,7 +42,14 @@ def read_parts(
         raise _unknown(place)
     kind = KINDS[name]
     reading.unused(kind.takes, name)
-    return kind.read(place, signature, reading, limit)
+    try:
+        return kind.read(place, signature, reading, limit)
+    except (OnnxGrailError, MemoryError):
+        raise
+    except Exception as error:
+        if is_ours(getattr(kind.read, "func", kind.read)):
+            raise
+        raise DataError(f"data of the kind {name!r}: its reader {raised(error)}") from error
 
 
 def reads(path: str | os.PathLike[str], what: str) -> Read:
@@ -72,7 +80,7 @@ def _unknown(place: Path) -> DataError:
     if place.suffix.lower() == ".py":
         wanted = f"Write {text}:function, which returns an iterable of dicts"
         return DataError(f"{text!r} names no function", hint=wanted)
-    if (beside := _name(place.parent)) is not None:
+    if (beside := _name(place.parent)) is not None and KINDS[beside].holds(Path(place.name)):
         hint = f"Give the folder: {str(place.parent)!r} is {beside}"
     return DataError(
         f"calibration data {text!r}: the kind {place.suffix or 'without suffix'!r} is not known", hint=hint
