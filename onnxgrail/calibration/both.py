@@ -22,7 +22,7 @@ from onnxgrail.fidelity.changes import Base, base_of
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.lists import Lists, open_axes
-from onnxgrail.fidelity.lists.ranked import aligned, ranked_scores
+from onnxgrail.fidelity.lists.ranked import aligned, scores_alone
 from onnxgrail.fidelity.tally import FIRST
 from onnxgrail.graph.io.serial import Packed
 from onnxgrail.graph.rewrite.interface import Port, fit
@@ -96,7 +96,9 @@ class Comparer:
             goals = Goals(labels=labels, tokens=feed[self.text.tokens], scores=self.text.scores)
         single = self.single(feed)
         one, two = self.lists.leveled(feed, self.upright(fit(wanted, ports)), self.upright(got))
-        two = aligned(one, two, self.lists.growing if single else ())
+        listed = self.lists.growing if single else frozenset()
+        self.clues.detected.update(() if tally.known else scores_alone(one, listed))
+        two = aligned(one, two, listed)
         bases = {name: base.of(feed) for name, base in self.bases.items() if name in one}
         bases = {name: base for name, base in bases.items() if base.shape == one[name].shape}
         tally.add(one, two, mask=padding_mask(feed), goals=goals, single=single, bases=bases)
@@ -122,7 +124,7 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     clues = clues_of(feed, wanted, scores=scores, known=looked, synthetic=synthetic)
     found = ((name, value, base_of(value, feed)) for name, value in wanted.items())
     bases = {name: base for name, value, base in found if base is not None and not clues.is_state(name, value.shape)}
-    clues = replace(clues, ranked=ranked_scores(wanted), changes=frozenset(bases))
+    clues = replace(clues, changes=frozenset(bases))
     lists, vectors = Lists(open_axes(shapes), clues.lists), takes_vectors(reference.given.values())
     return Comparer(clues, text, lists, vectors, bases, axes)
 

@@ -30,7 +30,7 @@ class Clues:
         lists: names of the outputs that are lists, as far as known; `Lists` adds to it.
         common: lengths of axes that several outputs have, such as the positions of scores and boxes.
         changes: names of the outputs that are an input with small changes.
-        ranked: names of the outputs with scores of detections, the best ones first.
+        detected: names of the outputs that have nothing but scores of detections; the comparer adds to it.
         echoes: names in lower case of outputs that resemble an input, as those of autoencoders do.
     """
 
@@ -42,7 +42,7 @@ class Clues:
     lists: set[str] = field(default_factory=set)
     common: frozenset[int] = frozenset()
     changes: frozenset[str] = frozenset()
-    ranked: frozenset[str] = frozenset()
+    detected: set[str] = field(default_factory=set)
     echoes: frozenset[str] = frozenset()
 
     def is_state(self, name: str, shape: tuple[int, ...]) -> bool:

@@ -11,7 +11,7 @@ from onnxgrail.core import Array, Bools, Feed, Floats
 from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds import OTHER, parts_of
-from onnxgrail.fidelity.kinds.part import Part
+from onnxgrail.fidelity.kinds.part import DETECTED, Part
 from onnxgrail.fidelity.measures import MEASURES
 from onnxgrail.fidelity.measures.seen import SQUARED, Seen
 from onnxgrail.fidelity.result import Fidelity, Table, Verdict, finish
@@ -22,6 +22,7 @@ from onnxgrail.fidelity.verdicts import rank, verdict_of
 
 FIRST = 64  # samples from which the content of an output is detected
 HELD = 2**26  # most bytes of these samples
+LISTS = ("labels", "sequences", "values")  # kinds of lists, and scores of detections
 NUMBERS = Part(kind="values", why=OTHER)
 
 
@@ -93,8 +94,10 @@ class Tally:
 
     def _is_list(self, name: str, value: Array) -> bool:
         """Return True for a list, or for detections, a row each, without an axis of samples."""
-        bare = np.ndim(value) == 2 and any(part.axis == 2 for part in self.known.get(name, ()))
-        return bare or name in self.clues.lists
+        known = self.known.get(name, ())
+        rows = np.ndim(value) == 2 and any(part.axis == 2 for part in known)
+        scores = np.ndim(value) == 1 and any(part.why == DETECTED for part in known)
+        return rows or scores or name in self.clues.lists
 
     def _collect(self, batch: dict[str, Seen]) -> None:
         """Measure a batch once the content of all outputs is known; it waits until then."""
@@ -212,15 +215,22 @@ class _Judge:
         """
         self.squares.append(self._square(seen))
         if not self._fits(seen):
-            self.parts, self.tables, self.spreads = (self.numbers,), [self.squares], [Spread(whole=False)]
+            self._give_up()
         if self.tables and self.tables[0] is self.squares:
             return
         own = {mask.shape: mask for mask in self.active(seen)} if len(self.parts) > 1 else {}
         for part, table, spread in zip(self.parts, self.tables, self.spreads, strict=True):
             for batch in seen.blocks(part, seen.read(part, own or positions)):
                 table.append(batch.each * MEASURES[part.kind].table(batch))
+                if table[-1].shape[1] != table[0].shape[1]:  # scores beside it in some of the batches only
+                    self._give_up()
+                    return
                 if part.kind in SQUARED and not seen.brief:
                     spread.add(*batch.compared())
+
+    def _give_up(self) -> None:
+        """Judge the whole output by its numbers."""
+        self.parts, self.tables, self.spreads = (self.numbers,), [self.squares], [Spread(whole=False)]
 
     def _square(self, seen: Seen) -> Floats:
         """Return error and energy per sample, about the mean of the first samples if that is most of the energy."""
@@ -232,8 +242,7 @@ class _Judge:
     def _fits(self, seen: Seen) -> bool:
         """Return True if a batch is consistent with the content detected from the first batches."""
         for part in self.parts:
-            listed = self.name in self.clues.lists and part.columns is None
-            if listed and part.kind not in ("labels", "sequences", "values"):
+            if self.name in self.clues.lists and not (part.why == DETECTED or part.kind in LISTS):
                 return False
             if part.center is not None and part.center.shape != seen.wanted.shape[1:]:
                 return False

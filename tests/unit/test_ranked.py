@@ -7,12 +7,13 @@ import pytest
 
 from onnxgrail.core import Array
 from onnxgrail.fidelity.clues import Clues
-from onnxgrail.fidelity.kinds.part import things
+from onnxgrail.fidelity.kinds.part import Part, things
 from onnxgrail.fidelity.lists import Lists
-from onnxgrail.fidelity.lists.ranked import aligned
+from onnxgrail.fidelity.lists.ranked import aligned, scores_alone
 from onnxgrail.fidelity.tally import Tally
 
 COUNT = 12
+SCORES = Part(kind="scores", why="scores", form="probabilities")
 FORMS = ("apart", "together", "centers", "points")
 
 
@@ -200,3 +201,38 @@ def test_lists_are_judged_by_scores_and_by_what_is_beside_them(name: str, change
     losses = {verdict.kind: verdict.loss or 0.0 for verdict in found.verdicts}
     assert (losses["scores"] > 0.2) == (change in ("score", "class", "length"))
     assert losses["values"] == 0 or change in ("class", "length")
+
+
+@pytest.mark.parametrize("change", ["none", "score", "class", "order", "length"])
+def test_scores_and_boxes_of_lists_in_outputs_of_their_own(change: str) -> None:
+    """Boxes count where a score is read, also of a sample with one detection."""
+
+    def apart(rows: Array) -> dict[str, Array]:
+        return {"boxes": rows[:, :4], "scores": rows[:, 4], "classes": rows[:, 5].astype(np.int64)}
+
+    tally, lists = Tally(Clues()), Lists(dict.fromkeys(("boxes", "scores", "classes"), (0,)), set())
+    tally.clues = Clues(lists=lists.names)
+    for seed in range(80):
+        one = two = rows_of("YOLO", (3, 1, 0, 5)[seed % 4], seed=seed)
+        two = two[::-1].copy() if change == "order" else two[1:].copy() if change == "length" else two.copy()
+        two[:, 4] *= 0.4 if change == "score" else 1
+        two[:, 5] += change == "class"
+        sides = lists.leveled({"x": np.zeros(3)}, apart(one), apart(two))
+        tally.clues.detected.update(scores_alone(sides[0], lists.growing))
+        tally.add(sides[0], aligned(*sides, lists.growing), single=True)
+    found = {one.name: one.verdicts[0] for one in tally.results()}
+    assert [found[name].kind for name in ("boxes", "scores", "classes")] == ["values", "scores", "labels"]
+    assert found["boxes"].measure == "NMSE where a score is above 0.1"
+    lost = change in ("score", "class", "length")
+    assert ((found["scores"].loss or 0.0) > 0.2) == lost
+    assert not found["boxes"].loss or lost
+
+
+def test_a_mask_of_scores_in_some_batches_only_is_no_error() -> None:
+    tally = Tally(Clues(), known={"y": (Part(kind="values", why="numbers", axis=2),), "s": (SCORES,)})
+    for count in (3, 4):  # the scores have as many positions as the others in the second batch only
+        one = {"y": np.ones((2, count, 4)), "s": np.full((2, 4), 0.5)}
+        tally.add(one, {"y": 0.9 * one["y"], "s": one["s"]})
+    (found,) = (one.verdicts for one in tally.results() if one.name == "y")
+    assert [verdict.measure for verdict in found] == ["NMSE"]
+    assert found[0].value == pytest.approx(0.01)

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxgrail.core import Array
 from onnxgrail.fidelity.clues import Clues
-from onnxgrail.fidelity.kinds.part import BOX, BOXES, FEW, Look, Part, things, values
+from onnxgrail.fidelity.kinds.part import BOX, BOXES, DETECTED, FEW, Look, Part, things, values
 from onnxgrail.fidelity.kinds.positions import POSITIONS, distribution, tokens
 from onnxgrail.fidelity.kinds.read import with_least
 from onnxgrail.fidelity.kinds.rows import ROW, with_numbers
@@ -56,17 +56,19 @@ def _things(known: Part, arrays: Sequence[Array]) -> tuple[Part, ...]:
     if not order:
         return (known,)
     others = tuple(sorted({*order} - {order[BOX]}))
-    scores = Part(kind="scores", why="of detections", form="probabilities", columns=(order[BOX],), axis=2)
+    scores = Part(kind="scores", why=DETECTED, form="probabilities", columns=(order[BOX],), axis=2)
     return scores, Part(kind="values", why="the other columns", columns=others, axis=2)
 
 
 def _told(name: str, arrays: Sequence[Array], clues: Clues) -> Part | None:
     """Return what the clues tell of an output, None if they tell nothing."""
+    if name in clues.detected:
+        return Part(kind="scores", why=DETECTED, form="probabilities")
     if name in clues.lists:
-        kind, why = ("sequences", WRITTEN) if written(arrays) else ("values", LISTED)
-        return Part(kind=kind, why=why)
-    if name in clues.ranked:
-        return Part(kind="scores", why="of detections, the best ones first", form="probabilities")
+        if written(arrays):
+            return Part(kind="sequences", why=WRITTEN)
+        beside = bool(clues.detected & clues.lists) and all(array.ndim == 3 for array in arrays)  # of scores, in rows
+        return Part(kind="values", why=LISTED, axis=2 if beside else None)
     if name in clues.changes:
         return Part(kind="values", why="an image that is much like an input", changes=True)
     return Part(kind="state", why="fed back as an input") if clues.is_state(name, arrays[0].shape) else None

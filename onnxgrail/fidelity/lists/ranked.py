@@ -70,9 +70,12 @@ def _without_samples(outputs: Feed, listed: Collection[str]) -> dict[str, Ints]:
     return {name: np.array(orders[name] or range(array.shape[-1])) for name, array in some.items()}
 
 
-def ranked_scores(outputs: Feed) -> frozenset[str]:
-    """Return the names of outputs that have nothing but the scores of detections, the best ones first."""
-    return frozenset(name for (name, column), _ in _lists(outputs) if column is None)
+def scores_alone(outputs: Feed, listed: Collection[str] = ()) -> frozenset[str]:
+    """Return the names of outputs that have nothing but the scores of detections; arguments as for `aligned`."""
+    bare = _without_samples(outputs, listed)
+    return frozenset(
+        name for (name, column), _ in _lists({**outputs, **_sampled(outputs, bare)}, bare) if column is None
+    )
 
 
 def _comparable(one: Array, two: Array) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from onnxgrail.core import Array, Bools, Floats
 from onnxgrail.fidelity.kinds.part import SLACK, Part
 from onnxgrail.fidelity.kinds.read import columns_of
+from onnxgrail.fidelity.lists import LISTED
 from onnxgrail.fidelity.measures.measure import Batch
 from onnxgrail.fidelity.measures.scores import active
 from onnxgrail.fidelity.measures.sparse import sparse
@@ -95,7 +96,8 @@ class Seen:
             positions: masks by their shape (n, positions).
         """
         shape = self.wanted.shape
-        if part.kind != "values" or len(shape) != 3:
+        listed = part.why == LISTED and part.axis is None  # as long as another output by chance only
+        if part.kind != "values" or len(shape) != 3 or listed:
             return None
         for axis in (1, 2) if part.axis is None else (3 - part.axis,):
             mask = positions.get((shape[0], shape[axis]))
