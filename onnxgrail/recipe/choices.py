@@ -52,7 +52,7 @@ class Choices(RefineChoices, total=False):
     target_params: Number | None
     target_macs: Number | None
     target_size: Number | None
-    target_latency: Number | None
+    target_latency: str | None
     widths: Mapping[str, int] | None
     bits: Mapping[str, int] | None
     only_bits: bool
