@@ -231,6 +231,7 @@ def test_labels_count_alike_in_batches_of_every_size(batch: int, slim: Path) -> 
     whole = judged(np.where(some, -1, given["labels"]))
     assert whole[0] == 400 - some.sum()
     assert judged(np.where(some, 255, given["labels"])) == whole
+    assert judged(np.where(some, 255, given["labels"]).astype(np.uint8)) == whole
     unread = "the labels were not used: no output has a row of more than 10 scores for each of them"
     assert judged(given["labels"] + (given["labels"] == 9)) == (0, None, (unread,))
 

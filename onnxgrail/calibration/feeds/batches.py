@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from onnxgrail.calibration.feeds.held_out import LEAST
 from onnxgrail.core import Feed, Labels
 from onnxgrail.errors import DataError, ModelError
@@ -73,14 +75,19 @@ class Batches:
         return ((make(), _labels(make, highest)) for make in self.feeds)
 
     @property
+    def labels(self) -> tuple[Labels | None, ...]:
+        """Return the true classes of the samples of each feed, None if the data have none; no feed is made."""
+        return tuple(_labels(make) for make in self.feeds)
+
+    @property
     def has_labels(self) -> bool:
         """Return True if the true classes of some samples are known."""
-        return any(_labels(make) is not None for make in self.feeds)
+        return any(labels is not None for labels in self.labels)
 
     @property
     def highest_class(self) -> int:
         """Return the largest class of all samples, `IGNORED` left out; -1 without labels."""
-        known = (labels.values for make in self.feeds if (labels := _labels(make)) is not None)
+        known = (labels.values.astype(np.int64) for labels in self.labels if labels is not None)
         return max((int(classes.max(initial=-1, where=classes != IGNORED)) for classes in known), default=-1)
 
     def unread(self, judged: Iterable[int]) -> str:

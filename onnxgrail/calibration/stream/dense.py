@@ -87,8 +87,8 @@ def data_key(batches: Batches) -> str:
 def labels_key(batches: Batches) -> str:
     """Return the SHA-256 checksum of the true classes of all samples; empty if the data have none."""
     digest = hashlib.sha256()
-    for _, labels in batches.labelled() if batches.has_labels else ():
-        digest.update(b"" if labels is None else np.ascontiguousarray(labels.values, np.int64).tobytes())
+    for labels in batches.labels:
+        digest.update(b"none" if labels is None else np.ascontiguousarray(labels.values, np.int64).tobytes())
     return digest.hexdigest() if batches.has_labels else ""
 
 
