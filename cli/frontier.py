@@ -73,7 +73,7 @@ def _table(found: Any, recipes: Path | None) -> None:
     columns = ["point", "loss", "at most", measure, "params", "MACs", "size", "latency"]
     rows = [["original", "", "", "", *_costs(before, before)]]
     for point in found.points:
-        agreement = _agreement(point.loss.agreement, measure)
+        agreement = found.agreed(point) + _agreement(point.loss.agreement)
         costs = _costs(point.costs, before)
         rows.append([str(point.number), _loss(point.loss.mean), _loss(point.loss.bound), agreement, *costs])
     for row in (columns, *rows) if not measure else ():  # a loss of the user's own tells no agreement
@@ -99,10 +99,7 @@ def _loss(value: float) -> str:
     return f"{value:.2%}".replace("%", " %")
 
 
-def _agreement(agreement: Any, heading: str) -> str:
+def _agreement(agreement: Any) -> str:
     """Return a counted agreement as a share, other measures as a number."""
-    from onnxgrail.report.frontier import named
-
     value = agreement["value"]
-    shown = render.accuracy(value) if agreement["counted"] else render.number(value)
-    return named(agreement, heading) + shown
+    return render.accuracy(value) if agreement["counted"] else render.number(value)

@@ -98,6 +98,10 @@ class Frontier(Saved):
         """Return a name for the agreements of all points, and what their losses are."""
         return measured(asdict(point.loss) for point in self.points)
 
+    def agreed(self, point: Point) -> str:
+        """Return the name of a point's agreement, with a space, where the heading of all does not tell it."""
+        return named(point.loss.agreement, self.measured[0])
+
     def point(self, pick: float | str) -> Point:
         """Return a point by its number, or the smallest one within a loss.
 
