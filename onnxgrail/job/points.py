@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onnxgrail.calibration.feeds.kinds.feeds import again
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.errors import UsageError
 from onnxgrail.graph.bits.plan import FLOAT
 from onnxgrail.machine.files.paths import make_folder, path_of
+from onnxgrail.machine.files.placing import sha256
 from onnxgrail.narrowing.frontier import Line
 from onnxgrail.options import Recipe
 from onnxgrail.recipe import storage
@@ -67,8 +70,28 @@ class Points:
         notes = storage.save(file, self.with_widths(point), data=self.data, held_out=self.held_out)
         return [note.replace(file.name, "each recipe", 1) for note in notes]
 
-    def write(self, point: Point, output: str | Path | None, force: bool) -> Result:
-        """Write the model of a point."""
+    def files(self) -> dict[Path, str]:
+        """Return the checksums of the files of model and data, as far as they are at a path."""
+        paths = (path_of(source) for source in (self.model, self.data, self.held_out))
+        return {path: sha256(path) for path in paths if path is not None and path.is_file()}
+
+    def write(self, files: Mapping[Path, str], point: Point, output: str | Path | None, force: bool) -> Result:
+        """Write the model of a point.
+
+        Args:
+            files: checksums when the point was measured.
+            point: which.
+            output: as for `compress`.
+            force: a file there may be replaced.
+
+        Raises:
+            UsageError: a file has changed.
+            OnnxGrailError: all errors of `compress`.
+        """
+        changed = [path for path, before in files.items() if self.files().get(path) != before]
+        if changed:
+            text = f"{str(changed[0])!r} has changed since the frontier was measured"
+            raise UsageError(text, hint="Measure it again")
         choices: dict[str, Any] = asdict(self.with_widths(point))
         return self.compress(self.model, output, data=self.data, held_out=self.held_out, force=force, **choices)
 
@@ -96,7 +119,7 @@ class Points:
             choices=asdict(self.recipe),
             calibration=calibration_entry(source.batches),
             notes=tuple(dict.fromkeys(note for note in (source.scarce(), line.note, *saved) if note)),
-            write=self.write,
+            write=functools.partial(self.write, self.files()),
         )
 
     def command(self, number: int, recipes: Sequence[Path]) -> str:

@@ -224,6 +224,21 @@ def test_data_that_can_be_read_once_are_enough(model: Path, tmp_path: Path) -> N
     assert report["calibration"]["samples"] + report["verification"]["held_out"]["samples"] == 64
 
 
+def test_a_point_is_written_from_what_was_measured(model: Path, tmp_path: Path) -> None:
+    source, data = tmp_path / "m.onnx", tmp_path / "d.npz"
+    source.write_bytes(model.read_bytes())
+    np.savez(data, **DATA)
+    found = onnxgrail.frontier(source, **CHOICES | {"data": data, "points": 2})
+    assert found.pick(1, tmp_path / "o.onnx").output == tmp_path / "o.onnx"
+    np.savez(data, x=DATA["x"] + 1)
+    with pytest.raises(UsageError, match=r"d.npz' has changed since the frontier was measured. Measure it again"):
+        found.pick(2, tmp_path / "two.onnx")
+    np.savez(data, **DATA)
+    source.write_bytes(model.read_bytes() + b" ")
+    with pytest.raises(UsageError, match=r"m\.onnx' has changed"):
+        found.pick(2, tmp_path / "two.onnx")
+
+
 def test_measures_that_differ_are_named_and_a_loss_without_one_has_no_column(
     model: Path, found: onnxgrail.Frontier, tmp_path: Path
 ) -> None:
