@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from onnxgrail.calibration.prepared import Prepared, narrowed
-from onnxgrail.calibration.quantize.form import as_judged, elsewhere
+from onnxgrail.calibration.quantize.form import elsewhere, in_form
 from onnxgrail.calibration.quantize.light import Light, blank, converted, light_of
 from onnxgrail.core import Block, Recipe
 from onnxgrail.graph.bits.plan import NONE, TABLE, beside, plan_of, with_initializers
@@ -179,7 +179,7 @@ def _by_tool(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> ir.Model:
     """Return a model that is as large as the quantized one."""
     if recipe.quantize == "int8" and not elsewhere(recipe):
         return _light(prepared, slim).stored()
-    return as_judged(prepared, slim, recipe, ())
+    return in_form(prepared, slim, recipe, tried=False).model
 
 
 def ledger_of(prepared: Prepared, widths: Mapping[str, int]) -> Ledger:

@@ -111,6 +111,7 @@ def quantise(
     given: Static | None = None,
     probe: Feed | None = None,
     providers: Sequence[str] = CPU,
+    tried: bool = True,
 ) -> Quantised:
     """Quantize the model to `int8` (static), `int8-dynamic` or `fp16`; inputs and outputs keep their types.
 
@@ -122,6 +123,7 @@ def quantise(
         given: calibration data and more, for `int8` only.
         probe: a small feed for the trial run; without it, the result is only opened.
         providers: execution providers for the trial run.
+        tried: False to leave the trial out, where only the size is of interest.
 
     Raises:
         ModelError: ONNX Runtime's tool fails, or ONNX Runtime crashes with the result.
@@ -134,7 +136,7 @@ def quantise(
     with scratch() as folder, _quiet():
         source, target = folder / "narrowed.onnx", folder / "quantised.onnx"
         save(core, source)
-        trial = partial(_tried, core, target, probe, providers)
+        trial = partial(_tried, core, target, probe, providers) if tried else Trial
         try:
             if kind == "fp16":
                 kept, why, found = _halve(source, target, trial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import onnx_ir as ir
 
@@ -47,6 +48,7 @@ def in_form(
     recipe: Recipe,
     half: Collection[str] | None = None,
     trials: Trials | None = None,
+    tried: bool = True,
 ) -> Quantised:
     """Return the quantized model.
 
@@ -56,6 +58,7 @@ def in_form(
         recipe: says the kind of quantization.
         half: weights that get 16 bits where layers compute in float, for `int8` only; None to choose them.
         trials: measure which layers compute in float, for `int8` only.
+        tried: False to leave out the trial run of the result.
     """
     probe = prepared.fed_small(slim)
     symmetric = recipe.target == "tensorrt"
@@ -68,7 +71,8 @@ def in_form(
         everywhere=elsewhere(recipe),
         trials=trials,
     )
-    return quantise(modern(slim, recipe, probe), recipe.quantize, given=static, probe=probe, providers=recipe.providers)
+    common: dict[str, Any] = {"given": static, "probe": probe, "providers": recipe.providers, "tried": tried}
+    return quantise(modern(slim, recipe, probe), recipe.quantize, **common)
 
 
 def as_judged(prepared: Prepared, slim: ir.Model, recipe: Recipe, half: Collection[str]) -> ir.Model:
