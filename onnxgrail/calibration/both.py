@@ -114,11 +114,11 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
         texts: test if the model predicts tokens of the feed, which costs a run.
         synthetic: the feed is random.
     """
-    feed, labels = fed
+    feed, _ = fed
     axes = _axes_of_samples(reference, wanted)
     wanted = _upright(wanted, axes)
     shapes = {name: _first(shape, axes.get(name, 0)) for name, shape in reference.shapes.items()}
-    looked = texts and not synthetic and not _tells(labels, wanted)
+    looked = texts and not synthetic
     text = text_of(lambda feed: _upright(reference.run(feed), axes), feed, wanted) if looked else None
     scores = None if text is None else text.scores
     clues = clues_of(feed, wanted, scores=scores, known=looked, synthetic=synthetic)
@@ -127,12 +127,6 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     clues = replace(clues, changes=frozenset(bases))
     lists, vectors = Lists(open_axes(shapes), clues.lists), takes_vectors(reference.given.values())
     return Comparer(clues, text, lists, vectors, bases, axes)
-
-
-def _tells(labels: Labels | None, outputs: Feed) -> bool:
-    """Return True if there are labels, one for each row of some scores."""
-    shapes = map(np.shape, outputs.values())
-    return labels is not None and any(len(s) > 1 and math.prod(s[:-1]) == labels.values.size for s in shapes)
 
 
 def _axes_of_samples(reference: Session, outputs: Feed) -> dict[str, int]:

@@ -31,6 +31,8 @@ from onnxgrail.graph.rewrite.rows import Trimmed
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey, named_as
 
+SOME = 0.01  # share of the held-out samples from which those that fits have seen count
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prepared:
@@ -200,7 +202,7 @@ def judged_by(prepared: Prepared) -> dict[str, Any]:
     """Return the report entry on the samples that judge the result and the user's request for them."""
     held = prepared.held_out
     if held is not None:
-        return {"on": "held-out", **held_out_entry(held), "seen": held.seen > 0}
+        return {"on": "held-out", **held_out_entry(held), "seen": held.seen > SOME * held.batches.samples}
     batches = prepared.judges
     on, signature = "random" if batches.synthetic else "calibration", signature_of(prepared.model)
     count = sum(samples_of(feed, signature) for feed in batches)

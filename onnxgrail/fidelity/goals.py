@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -61,6 +61,8 @@ def classes_of(goals: Goals, shape: tuple[int, ...], mask: Bools | None) -> Ints
     """
     rows, count = shape[:-1], shape[-1]
     labels, tokens = goals.labels, goals.tokens
+    if labels is not None:
+        labels = replace(labels, values=_cut(labels.values, rows))
     if labels is not None and labels.values.size == np.prod(rows) and labels.values.shape[:1] == rows[:1]:
         found = labels.values.reshape(rows).astype(np.int64)
         found = np.where(found == IGNORED, UNKNOWN, found) if count <= IGNORED else found
@@ -73,6 +75,12 @@ def classes_of(goals: Goals, shape: tuple[int, ...], mask: Bools | None) -> Ints
     found = np.full(rows, UNKNOWN, np.int64)
     found[:, :-1] = tokens[:, 1:] if mask is None else np.where(mask[:, 1:] & mask[:, :-1], tokens[:, 1:], UNKNOWN)
     return found
+
+
+def _cut(labels: Array, rows: tuple[int, ...]) -> Array:
+    """Return labels of texts (B, S) without what all texts of a feed lack, as those of other feeds may be longer."""
+    longer = labels.ndim == len(rows) == 2 and labels.shape[1] > rows[1]
+    return labels[:, : rows[1]] if longer and (labels[:, rows[1] :] < 0).all() else labels
 
 
 def hits(log_a: Array, log_b: Array, classes: Ints, *, texts: bool) -> Hits:

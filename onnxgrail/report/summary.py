@@ -95,7 +95,11 @@ def search_text(data: Mapping[str, Any]) -> str:
     if not search or loss is None:
         return ""
     quantized: Mapping[str, Any] = data.get("quantization") or {}
-    how = "each judged by a fit without it" if search["crossed"] else "that no fit has seen"
+    judged = (data.get("verification") or {}).get("judged") or {}
+    fresh = (
+        "of which fits have seen some" if judged.get("seen") and judged["on"] == "held-out" else "that no fit has seen"
+    )
+    how = "each judged by a fit without it" if search["crossed"] else fresh
     again = bool(quantized.get("loss") is loss)  # judged once more, as it is written
     if search["crossed"] and again:
         narrowed = any(block["kept"] < block["units"] for block in data["blocks"])

@@ -134,6 +134,9 @@ def test_held_out_data_that_are_the_calibration_data(folder: Path) -> None:
     some = onnxgrail.compress(nets.mlp(), held_out=half, **choices).report.data
     assert any("7 of 16 held-out samples are calibration samples" in note for note in some["calibration"]["notes"])
     assert [one["verification"]["judged"]["seen"] for one in (same, other, some)] == [True, False, True]
+    limits: dict[str, Any] = {"max_loss": 0.5, "minimize": "params", "data": folder / "d.npz"}
+    found = onnxgrail.compress(nets.mlp(), held_out=half, **limits).report
+    assert any("on 16 samples of which fits have seen some" in line for line in found.asked_lines())
     with pytest.raises(UsageError, match="--held-out must be a number of samples"):
         onnxgrail.compress(nets.mlp(), held_out=0.2, **choices)
 

@@ -9,6 +9,7 @@ import pytest
 
 from onnxgrail.calibration.feeds.signature import Input
 from onnxgrail.errors import DataError
+from onnxgrail.fidelity.goals import Goals, classes_of
 from tests.reading import read
 from tests.unit import samples
 from tests.unit.test_kinds import BERT, I64, LM, NCHW, batch
@@ -43,6 +44,16 @@ def test_rows_of_different_lengths_are_padded_with_a_mask(tmp_path):
         read(tmp_path, LM)
     fixed = tuple(Input(name=e.name, dtype=I64, shape=("n", 4)) for e in BERT)
     np.testing.assert_array_equal(batch(tmp_path, fixed)["input_ids"][2], [5, 6, 7, 8])
+
+
+def test_labels_of_tokens_go_with_rows_of_different_lengths(tmp_path):
+    rows, labels = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [1]], [[0, -100, 2], [1], [0, 0, 1, 1, 2], [2]]
+    samples.dataset(tmp_path, {"input_ids": rows, "labels": labels}, files=2)
+    batches = read(tmp_path, BERT, batch_size=2)
+    for (feed, given), some in zip(batches.labelled(), (labels[:2], labels[2:]), strict=True):
+        shape = (*feed["input_ids"].shape, 3)
+        classes = classes_of(Goals(labels=given), shape, feed["attention_mask"].astype(bool))
+        assert [[int(c) for c in row if c >= 0] for row in classes] == [[c for c in row if c >= 0] for row in some]
 
 
 def test_floats_of_python_are_rounded(tmp_path):

@@ -99,7 +99,10 @@ class Batches:
         highest = self.highest_class
         if highest < 0 or any(judged):
             return ""
-        return f"the labels were not used: no output has a row of more than {highest} scores for each of them"
+        return (
+            f"the labels were not used: no output is known to have a row of more than {highest} scores for each of "
+            "them; a name such as `logits` would tell"
+        )
 
     def first(self) -> Feed:
         """Return the first feed.

@@ -55,6 +55,7 @@ def exempted(
             back = reader.outputs[0]
             if back.is_graph_output():
                 value.name, back.name = back.name, value.name
+                value.type, value.shape = back.type, back.shape  # the tool declares them for outputs only
             back.replace_all_uses_with(value, replace_graph_outputs=True)
     _sweep(graph)
     for node in [node for node in graph if node.name in layers]:

@@ -37,7 +37,13 @@ def leaf_of(kind: Any) -> tuple[int, Any]:
 
 
 class Numbers(Column):
-    """A column of numbers or of lists of numbers; lists of different lengths are padded with zeros."""
+    """A column of numbers or of lists of numbers; lists of different lengths are padded.
+
+    Attributes:
+        pad: the number they are padded with.
+    """
+
+    pad = 0
 
     def __init__(self, column: Any, depth: int, leaf: Any, entry: Input | None, reading: Reading, source: str) -> None:
         self.column, self.source = column, source
@@ -75,7 +81,7 @@ class Numbers(Column):
             if sizes is None:
                 return np.asarray(values.reshape(len(numbers), *self.shape[1:]))
         longest = self.fixed or min(int(sizes.max(initial=0)), self.length)
-        table, start = np.zeros((len(numbers), longest), self.dtype), 0
+        table, start = np.full((len(numbers), longest), self.pad, self.dtype), 0
         for row, size in enumerate(sizes):
             table[row, : min(size, longest)] = values[start : start + min(size, longest)]
             start += size

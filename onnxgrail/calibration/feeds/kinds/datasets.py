@@ -21,6 +21,7 @@ from onnxgrail.calibration.feeds.reading import Reading
 from onnxgrail.calibration.feeds.signature import Signature, describe
 from onnxgrail.core import Labels
 from onnxgrail.errors import DataError
+from onnxgrail.fidelity.goals import UNKNOWN
 from onnxgrail.machine.files.unchanged import SteadyFile
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -67,7 +68,8 @@ def of_table(table: Any, signature: Signature, reading: Reading, source: str) ->
     table, notes = _without_empty(table, reading, source)
     part = _part(table, signature, reading, source)
     in_rows = not any(isinstance(column, Passages) for column in part.arrays.values())
-    labels = _labels(table) if in_rows and not any(entry.name in LABELS for entry in signature) else None
+    free = in_rows and not any(entry.name in LABELS for entry in signature)
+    labels = (_labels(table) or part.labels) if free else None
     return replace(part, labels=labels, notes=(*notes, *part.notes))
 
 
@@ -118,6 +120,7 @@ def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Pa
         depth, leaf = leaf_of(kind)
         if arrow.types.is_integer(leaf) or arrow.types.is_floating(leaf) or arrow.types.is_boolean(leaf):
             numeric[name] = Numbers(table.column(name), depth, leaf, wanted.get(name), reading, f"{source}, {name!r}")
+            numeric[name].pad = UNKNOWN if name in LABELS and arrow.types.is_signed_integer(leaf) else 0
     strings = _strings(kinds)
     if strings and not set(numeric) & set(wanted) and any(e.dtype.kind in "iu" for e in signature):
         raise DataError(
@@ -130,7 +133,7 @@ def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Pa
     ragged = next((c for c in numeric.values() if c.ragged), None)
     notes += () if ragged is None else _lengths(numeric, ragged, signature, source)
     part = from_mapping(numeric, signature, source, spare=True)
-    return Part(source=source, arrays=part.arrays, notes=(*notes, *part.notes))
+    return replace(part, notes=(*notes, *part.notes))
 
 
 def _lengths(numeric: dict[str, Any], ragged: Numbers, signature: Signature, source: str) -> tuple[str, ...]:
