@@ -13,7 +13,7 @@ from onnxgrail.allocation.found import Found
 from onnxgrail.allocation.measures import measure_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize import Quantised
-from onnxgrail.calibration.quantize.form import in_form
+from onnxgrail.calibration.quantize.form import elsewhere, in_form
 from onnxgrail.calibration.quantize.static import Trials
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
@@ -70,7 +70,7 @@ def _small_enough(prepared: Prepared, slim: ir.Model, made: Quantised, job: Job)
     limit = target.limit(measure_of(prepared, "size").given)
     if written_bytes(made.model, job.weights) <= limit:
         return made, ""
-    return in_form(prepared, slim, job.recipe, ()), FULL
+    return in_form(prepared, slim, job.recipe, None if elsewhere(job.recipe) else ()), FULL
 
 
 @contextlib.contextmanager

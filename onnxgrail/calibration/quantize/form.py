@@ -56,7 +56,7 @@ def in_form(
         prepared: the original model and its data.
         slim: the narrowed model.
         recipe: says the kind of quantization.
-        half: weights that get 16 bits where layers compute in float, for `int8` only; None to choose them.
+        half: for `int8` only, see `Static`.
         trials: measure which layers compute in float, for `int8` only.
         tried: False to leave out the trial run of the result.
     """
@@ -81,7 +81,7 @@ def as_judged(prepared: Prepared, slim: ir.Model, recipe: Recipe, half: Collecti
     Whether layers compute in 8 bits, too, is decided for the model that was found, see `quantise_static`.
     """
     if recipe.quantize != "int8" or elsewhere(recipe):
-        return in_form(prepared, slim, recipe).model
+        return in_form(prepared, slim, recipe, half or None).model
     return light_of(slim, _feeds(prepared, slim, recipe)).stored(half)
 
 

@@ -28,6 +28,7 @@ SAFE = 0.8  # share of the target that weights in half precision have to reach o
 MOST = 1 / 3  # share of the conversions of layers alone at which other nodes get 8 bits on unknown machines
 SMALLER = 0.95  # share of the bytes below which a model is worth another order of its nodes
 UNMEASURED = "the speed in 8 bits is not measured; the weights have 8 bits"
+CHOSEN = "in 8 bits, they lose too much of the whole model"
 SLOWER = "no layer is faster in 8 bits on this machine"
 OTHER = "operators of {} are no standard ones"
 EMPTY = "a weight without numbers has no scale"
@@ -64,7 +65,8 @@ class Static:
     Attributes:
         feeds: calibration data; real: False if they are random, so that biases do not follow them.
         few: some of the data, by which ranges are narrowed; none if they are random.
-        half: weights that get 16 bits where layers compute in float; None to choose them.
+        half: weights that get 16 bits where layers compute in float, or with `everywhere` the layers that do; None to
+            choose them.
         symmetric: use zero points of zero and signed activations, as TensorRT requires; unsigned is faster on a CPU.
         everywhere: compute layers in 8 bits where this machine is faster in float, too, and store weights of the layers
             in float as float32: the model is for another machine.
@@ -113,13 +115,18 @@ def quantise_static(source: Path, target: Path, given: Static) -> tuple[tuple[st
     trials = given.trials
     if trials is not None and not given.everywhere:
         return _faster(origin, given, trials, _light(source, ready, given, trials), target)
-    if trials is not None:
+    if given.everywhere and (trials is not None or given.half is not None):
         origin = _elsewhere(origin, given)
+    if trials is not None:
         made, found, kept = _mixed(origin, given, trials, target, _unmeasured(origin))
         if trials.holds(made):
             save(made, target)
             return kept, _why(found, never)
-    if given.half is not None and not given.everywhere:
+    if given.half is not None and given.everywhere:
+        eight = _eight(origin, given, target, _unmeasured(origin))
+        save(eight.without(given.half), target)
+        return eight.layers(given.half), CHOSEN
+    if given.half is not None:
         save(light_of(load(source.read_bytes()), given.known).stored(given.half), target)
         return tuple(n.name or "" for n in origin.layers()), UNMEASURED
     float_ones = {**loud, **never}

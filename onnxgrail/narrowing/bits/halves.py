@@ -12,8 +12,9 @@ from onnxgrail.allocation.losses import SMALL
 from onnxgrail.calibration.feeds.judging import part_of, spread
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.quantize.form import elsewhere
+from onnxgrail.calibration.quantize.form import elsewhere, in_form
 from onnxgrail.calibration.quantize.light import light_of
+from onnxgrail.calibration.quantize.static import Trials
 from onnxgrail.core import Recipe
 from onnxgrail.errors import DataError, ModelError
 from onnxgrail.graph.io.model_file import weight_bytes
@@ -60,13 +61,17 @@ def on_few(prepared: Prepared, model: ir.Model, recipe: Recipe) -> Iterator[Loss
 def halves_of(prepared: Prepared, recipe: Recipe) -> tuple[str, ...]:
     """Return the weights that get 16 bits in all candidates of a search, where `int8` gives 8 to the others.
 
-    They are chosen in the whole model, until rounding takes no more than a share of the largest loss.
+    They are chosen in the whole model, until rounding takes no more than a share of the largest loss.  For another
+    machine, these are the layers that compute in float.
     """
-    if recipe.max_loss is None or elsewhere(recipe):
+    if recipe.max_loss is None:
         return ()
     with on_few(prepared, prepared.model, recipe) as loss:
         if loss is None:
             return ()
+        if elsewhere(recipe):
+            trials = Trials(loss, ROUNDING * recipe.max_loss, lambda *_: 1.0)
+            return in_form(prepared, prepared.model, recipe, None, trials).kept
         light = light_of(prepared.model, list(prepared.batches))
         return light.halves(loss, ROUNDING * recipe.max_loss, worth=0.0).layers
 
