@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -110,7 +111,18 @@ def rungs_of(prepared: Prepared, recipe: Recipe) -> tuple[tuple[Rung, ...], str]
     if sum(rung.whole - rung.bytes(rung.least) for rung in rungs) >= LITTLE * weight_bytes(model):
         return rungs, inside
     few = "weights keep their bits: few bytes of this model are weights of layers and tables that are looked up"
-    return (), inside or few
+    return (), inside or _of_other_type(model) or few
+
+
+def _of_other_type(model: ir.Model) -> str:
+    """Return a note on weights of a type of which none has fewer bits, if most are."""
+    sizes = Counter[ir.DataType]()
+    for _, tensor in weights_of(model):
+        sizes[tensor.dtype] += tensor.nbytes
+    (most, _), *_ = sizes.most_common(1) or [(ir.DataType.FLOAT, 0)]
+    if most not in (ir.DataType.DOUBLE, ir.DataType.BFLOAT16):
+        return ""
+    return f"weights keep their bits: most are {most.name.lower()}, and only float and float16 can have fewer"
 
 
 def _in_branches(model: ir.Model) -> str:

@@ -12,18 +12,21 @@ import onnx_ir as ir
 import pytest
 
 import onnxgrail
+from onnxgrail.calibration.prepare import prepare as calibrated
 from onnxgrail.calibration.quantize import form
 from onnxgrail.calibration.quantize.choose import choose
 from onnxgrail.calibration.quantize.eight import AFTER, BETWEEN, ROUNDED, Source, by_tool
 from onnxgrail.calibration.quantize.prepare import prepare
 from onnxgrail.calibration.quantize.static import Static, Trials, quantise_static
 from onnxgrail.calibration.runtime.session import open_session
-from onnxgrail.core import Array, Feed
+from onnxgrail.core import Array, Feed, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.bits.exempt import exempted
 from onnxgrail.graph.io.model_file import load, save
 from onnxgrail.graph.io.opset import opset_of, raised
 from onnxgrail.graph.io.serial import to_bytes
+from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.bits.halves import halves_of
 from tests.tiny import tiny
 
 RNG = np.random.default_rng(3)
@@ -215,6 +218,23 @@ def test_grouped_transposed_convolutions_stay_in_float(tmp_path: Path) -> None:
     assert len(kept) == 1
     assert "grouped" in why
     assert outputs(target)[0].shape == (8, 4, 7, 7)
+
+
+def test_a_search_for_another_machine_has_the_same_layers_in_float_in_all_candidates(tmp_path: Path) -> None:
+    save(tiny(SIGNATURE, BODY, WEIGHTS), tmp_path / "source.onnx")
+    names = [node.name or "" for node in tiny(SIGNATURE, BODY, WEIGHTS).graph if node.op_type == "Conv"]
+    for some in (names[:1], names[1:], names):
+        target = tmp_path / "target.onnx"
+        kept, _ = quantise_static(tmp_path / "source.onnx", target, Static(feeds=[FEED], everywhere=True, half=some))
+        weights = {node.name: node.inputs[1] for node in load(target.read_bytes()).graph if node.op_type == "Conv"}
+        assert {*some} <= {*kept}
+        assert {name for name, value in weights.items() if value is not None and value.is_initializer()} == {*kept}
+    model = ir.to_proto(tiny(SIGNATURE, BODY, WEIGHTS))
+    recipe = Recipe(max_loss=1e-6, quantize="int8", qdq=True)
+    read = calibrated(model, FEED, Job(recipe=recipe), held_out=0)
+    assert {*halves_of(read, recipe)} <= {*names} != set()
+    assert halves_of(read, recipe)
+    assert not halves_of(read, Recipe(ratio=0.3, quantize="int8", qdq=True))
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])

@@ -85,7 +85,7 @@ def refuse(model: ir.Model, kind: str) -> None:
     if kind != "fp16" and any(_weight_type(node) == ir.DataType.FLOAT16 for node in model.graph):
         raise ModelError(
             f"--quantize {kind}: the model has half precision already, and ONNX Runtime quantizes float32 weights only",
-            hint="Narrow and quantize the float32 model it was made from; leave out --quantize to narrow it as it is",
+            hint="Narrow and quantize the float32 model it was made from; int8-weights and int4 take this one",
         )
     if kind == "fp16" and ir.DataType.FLOAT16 in types and ir.DataType.FLOAT not in types:
         raise ModelError("--quantize fp16: the model has half precision already", hint="Leave out --quantize")
