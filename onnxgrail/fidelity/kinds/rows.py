@@ -8,6 +8,7 @@ from onnxgrail.core import Floats
 from onnxgrail.fidelity.kinds.part import (
     ACTIONS,
     BOX,
+    COMMON,
     FEATURES,
     FEW,
     LOUD,
@@ -113,6 +114,8 @@ def _positive(look: Look) -> tuple[Part, ...]:
         return (_differing(look, "a few numbers, all above 0"),) if least > 0 else ()
     if least < 0 or SCORES.search(look.words):
         return ()
+    if least > 0 and centered(look, COMMON) is not None:  # such as temperatures: all directions are near each other
+        return (_differing(look, "many numbers, all above 0, around a common mean"),)
     return (Part(kind="embedding", why="one row of many numbers, none below 0"),)
 
 
