@@ -198,7 +198,7 @@ def _allocated(data: Any) -> list[str]:
         lines.append(f"Allocation: asked {allocation['asked']}, used {allocation['used']}")
     narrowed = [row for row in allocation["rounding"] if row["kept"] < row["units"]]
     rounded = [row for row in narrowed if abs(row["asked"] - row["kept"]) >= 0.5]
-    if rounded:
+    if rounded and data["recipe"]["round_to"] > 1:
         total = sum(row["params"] for row in rounded)
         more = f"{abs(total):,} parameters {'more' if total >= 0 else 'fewer'}"
         option = f"--round-to {data['recipe']['round_to']}"

@@ -41,8 +41,9 @@ def compress_folder(
     """Compress all models of a folder as Optimum, transformers.js or ONNX Runtime GenAI write it, for the same loaders.
 
     Configuration, tokenizer and vocabulary are copied. Text is read with the folder's tokenizer, images with the
-    numbers of its processor. A decoder next to an encoder is calibrated with what the encoder makes of the data. A
-    model that the data do not fit, or that has nothing to remove, is copied as it is.
+    numbers of its processor. A decoder next to an encoder is calibrated with what the encoder makes of the data and
+    with the tokens that it writes itself. A model that the data do not fit, or that has nothing to remove, is copied as
+    it is.
 
     Args:
         folder: the exported folder.
@@ -100,7 +101,7 @@ def _compressed(
             raise
     recipe = recipe_of({name: value for name, value in settings.items() if name in Choices.__annotations__})
     batches = given(data, load(encoder), reading_for(recipe), sampling_of(recipe))
-    feeds = encoded(encoder, source, batches)
+    feeds = encoded(encoder, source, batches, exported.start())
     rest = {name: value for name, value in settings.items() if name not in READING}
     return compress(source, output, data=feeds, held_out=held_out, **rest)
 

@@ -15,6 +15,7 @@ from onnxgrail.allocation.found import Judged
 from onnxgrail.calibration import quantize
 from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.quantize.form import EIGHT
 from onnxgrail.core import Recipe
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing.by_tool import quantised_by_tool
@@ -35,6 +36,7 @@ LITTLE = 0.9  # share of the bytes that is left from which quantization was hard
 MUCH = 0.25  # share of the bytes of weights that layers keep, from which the reason is given
 MOST, FLOATS = 0.5, (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # share of the bytes of a file that are such weights
 MORE = "some weights have more bits than the search has chosen: fitted to all data, the model would lose too much"
+RECURRENT = ("LSTM", "GRU", "RNN")
 NO_CONV = ("int8-dynamic",)  # kinds that leave convolutions in float
 
 
@@ -140,10 +142,18 @@ def _little(model: ir.Model, entry: Mapping[str, Any]) -> list[str]:
     return [f"--quantize {entry['kind']} leaves {share:.0%} of the bytes: {why_little(model, entry)}"]
 
 
+def _in_float(node: ir.Node) -> bool:
+    """Return True if the weights of a recurrent layer are stored in float."""
+    return any(value is not None and value.is_initializer() and value.dtype in FLOATS for value in node.inputs[1:3])
+
+
 def why_little(model: ir.Model, entry: Mapping[str, Any]) -> str:
     """Return the likely reason why quantization hardly makes a model smaller."""
     if entry["kind"] in NO_CONV and any(node.op_type == "Conv" for node in model.graph):
         return "convolutions stay in float, --quantize int8 has them"
+    if entry["kind"] in EIGHT and any(node.op_type in RECURRENT and _in_float(node) for node in model.graph):
+        other = "--quantize int8" + (" without --qdq or --target" if entry["kind"] == "int8" else "")
+        return f"recurrent layers stay in float, {other} has their weights in 8 bits"
     sizes = Counter[str]()
     for one in entry["left"]:
         value = model.graph.initializers.get(one["value"])

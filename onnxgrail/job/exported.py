@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -25,6 +26,7 @@ FORMS = re.compile(r"_(quantized|fp16|int8|uint8|q8|q4|q4f16|bnb4)$")
 FOREIGN = frozenset({".bin", ".safetensors", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".tflite", ".gguf"})
 """Suffixes of the weights of other frameworks, which hold the model at its full size."""
 PROCESSOR = "preprocessor_config.json"
+CONFIGS = ("generation_config.json", "config.json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +53,15 @@ class Exported:
         """Return the graph that reads the input of the others; None if there is no such graph."""
         found = [graph for graph in self.graphs if graph.stem.startswith("encoder")]
         return self.root / found[0] if len(found) == 1 and len(self.graphs) > 1 else None
+
+    def start(self) -> int | None:
+        """Return the token with which a decoder begins a text; None if no configuration tells."""
+        for name in CONFIGS:
+            with contextlib.suppress(ModelError, OSError):
+                found = _read(self.root / name).get("decoder_start_token_id")
+                if isinstance(found, int):
+                    return found
+        return None
 
     def settings(self, *sources: Any) -> dict[str, Any]:
         """Return how data of these sources are read: the tokenizer and what the image processor does, where they apply.

@@ -77,6 +77,7 @@ def notes_of(
         _early(recipe),
         *idle(recipe),
         empty_caches(prepared, recipe),
+        _whole_caches(ports, recipe, slim),
         _unmatched(prepared, recipe),
         _shed(prepared, recipe, slim),
         BFLOAT16 if has_bfloat16(prepared.model) else "",
@@ -101,6 +102,13 @@ def empty_caches(prepared: Prepared, recipe: Recipe) -> str:
     if not recipe.kv_io or not empty:
         return ""
     return f"--kv-io needs --data with caches that are not empty, as {empty[0]!r} is: nothing follows from it"
+
+
+def _whole_caches(ports: Sequence[Port], recipe: Recipe, slim: ir.Model | None) -> str:
+    """Return a note on an interface that is as large as before although it might be narrowed."""
+    if not recipe.kv_io or ports or slim is None:
+        return ""
+    return "--kv-io: all inputs and outputs keep their sizes; --blocks qk,vo or --blocks heads narrows caches"
 
 
 def little(found: Found | None, kind: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
 
@@ -19,6 +20,7 @@ from onnxgrail.core import Recipe
 from onnxgrail.errors import DataError, MetricError, ModelError, UsageError
 from onnxgrail.report.notes import idle
 from tests.reading import read
+from tests.tiny import tiny
 
 from . import nets
 
@@ -318,3 +320,26 @@ def test_a_metric_that_sees_no_labels_is_told(folder: Path) -> None:
     count = len(nets.vectors()["x"])
     assert f"met.py:none is 0 on all {count} samples (its third argument was None" in " ".join(report["notes"])
     assert report["allocation"]["search"]["tried"][0]["loss"]["samples"] == count
+
+
+def test_recurrent_layers_in_float_are_named_with_what_has_them_in_8_bits() -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"w": (1, 96, 16), "r": (1, 96, 32)}
+    weights = {name: (0.2 * rng.standard_normal(size)).astype(np.float32) for name, size in sizes.items()}
+    body = "a, y = GRU<hidden_size = 32>(x, w, r)"
+    model = ir.to_proto(tiny("float[S,N,16] x => float[1,N,32] y", body, weights))
+    feed = {"x": rng.standard_normal((6, 8, 16)).astype(np.float32)}
+    for choices, told in (
+        ({"quantize": "int8", "qdq": True}, "--quantize int8 without --qdq or --target has their weights in 8 bits"),
+        ({"quantize": "int8-dynamic"}, "--quantize int8 has their weights in 8 bits"),
+        ({"quantize": "int8"}, ""),
+    ):
+        notes = onnxgrail.compress(model, data=[feed], ratio=0, check=False, **choices).report.data["notes"]
+        assert [note.partition("recurrent layers stay in float, ")[2] for note in notes if "recurrent" in note] == (
+            [told] if told else []
+        )
+
+
+def test_an_interface_that_keeps_its_sizes_is_noted() -> None:
+    report = onnxgrail.compress(nets.mlp(), data=nets.vectors(), ratio=0.3, kv_io=True).report
+    assert any(note.startswith("--kv-io: all inputs and outputs keep their sizes") for note in report.data["notes"])

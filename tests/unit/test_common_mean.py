@@ -47,6 +47,7 @@ ALIKE = {
     "points with their axes in front": ("y", 100 * around(3, 33)),
     "maps of offsets": ("y", around(6, 9, 9, low=-3, high=3)),
     "colors of little contrast": ("y", np.clip(around(2, 16, 16, low=0.45, high=0.55), 0, 1)),
+    "a row by the name of a forecast": ("forecast", around(24, low=-1, high=1)),
     "temperatures of the next hours": ("y", around(24, share=0.05, low=19.5, high=20.5)),
     "a few numbers of both signs": ("y", around(4, low=-0.5, high=0.5)),
 }

@@ -30,7 +30,7 @@ COMMON = 0.77  # share of the mean in the energy from which on the loss about th
 FEW = 16  # up to this many columns are class scores even if no class stands out, unless their softmax is flat
 BOXES = re.compile(
     r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"
-    r"|joint|vert|depth|flow|disp|wav|audio|mel|pcm|dist|angle|pitch|freq|durat)"
+    r"|joint|vert|depth|flow|disp|wav|audio|mel|pcm|dist|angle|pitch|freq|durat|forecast)"
 )
 FEATURES = re.compile(r"embed|pool|hidden|feat|vector|(?<![a-z])emb(?![a-z])|descriptor")
 ACTIONS = re.compile(r"(?<![a-z])actions?(?![a-z])|torque|throttle|steer")
