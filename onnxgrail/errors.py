@@ -11,8 +11,12 @@ def raised(error: Exception) -> str:
     import traceback
 
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"raised {text} ({Path(frame.filename).name}:{frame.lineno})"
+    return f"raised {in_words(error)} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+def in_words(error: Exception) -> str:
+    """Return an error with its type on one line: `KeyError: 'x'`."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -14,8 +14,12 @@ from typing import Any
 
 def is_ours(thing: Any) -> bool:
     """Return True if an object's class, or a function, is of onnxgrail itself, not of a program or another package."""
-    module = getattr(thing, "__module__", None) or type(thing).__module__
-    return str(module).startswith(f"{__name__.partition('.')[0]}.")
+    return module_of(thing).startswith(f"{__name__.partition('.')[0]}.")
+
+
+def module_of(thing: Any) -> str:
+    """Return the name of the module of a function or a class, or of an object's class."""
+    return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
 
 class Registry(UserDict[str, Any]):

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxgrail.core import Recipe
 from onnxgrail.recipe.plugins import GROUPS, Foreign
-from onnxgrail.registry import REFINEMENTS, is_ours
+from onnxgrail.registry import REFINEMENTS, is_ours, module_of
 
 OURS = "onnxgrail."
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -39,13 +39,9 @@ def packages() -> dict[str, str]:
 def key_of(thing: Any) -> str:
     """Return the SHA-256 checksum of an object: its code, that of its module which it calls, and its values."""
     digest = hashlib.sha256()
-    for text in _parts(thing, _module(thing), {}):
+    for text in _parts(thing, module_of(thing), {}):
         digest.update(text if isinstance(text, bytes) else text.encode())
     return digest.hexdigest()
-
-
-def _module(thing: Any) -> str:
-    return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
 
 def _parts(thing: Any, module: str, seen: dict[int, Any]) -> Iterator[str | bytes]:
@@ -78,8 +74,8 @@ def _inside(thing: Any, module: str) -> Iterator[Any]:
         yield from (thing.func, thing.args, thing.keywords)
     elif inspect.ismethod(thing):
         yield from (thing.__func__, thing.__self__)
-    elif isinstance(thing, ModuleType) or _module(thing) != module:
-        yield getattr(thing, "__name__", _module(thing))
+    elif isinstance(thing, ModuleType) or module_of(thing) != module:
+        yield getattr(thing, "__name__", module_of(thing))
     elif inspect.isfunction(thing):
         yield from (thing.__code__, thing.__defaults__, thing.__kwdefaults__)
         yield from (cell.cell_contents for cell in thing.__closure__ or ())

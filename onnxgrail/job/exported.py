@@ -57,7 +57,7 @@ class Exported:
     def start(self) -> int | None:
         """Return the token with which a decoder begins a text; None if no configuration tells."""
         for name in CONFIGS:
-            with contextlib.suppress(ModelError, OSError):
+            with contextlib.suppress(ModelError):
                 found = _read(self.root / name).get("decoder_start_token_id")
                 if isinstance(found, int):
                     return found

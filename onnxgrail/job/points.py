@@ -88,7 +88,8 @@ class Points:
             UsageError: a file has changed.
             OnnxGrailError: all errors of `compress`.
         """
-        changed = [path for path, before in files.items() if self.files().get(path) != before]
+        now = self.files()
+        changed = [path for path, before in files.items() if now.get(path) != before]
         if changed:
             text = f"{str(changed[0])!r} has changed since the frontier was measured"
             raise UsageError(text, hint="Measure it again")

@@ -17,7 +17,7 @@ from onnxgrail.algebra.fit.compensate import COMPENSATORS
 from onnxgrail.algebra.reducers import REDUCERS
 from onnxgrail.algebra.select.selectors import SELECTORS, needs_gram
 from onnxgrail.core import BlockError, Change, Floats, Reducer, View
-from onnxgrail.errors import OnnxGrailError, UsageError, raised
+from onnxgrail.errors import OnnxGrailError, UsageError, in_words, raised
 from onnxgrail.registry import is_ours
 
 LARGEST = float(np.finfo(np.float32).max)  # a weight that a file can hold
@@ -220,8 +220,7 @@ def look_up(option: str, name: str) -> None:
         inner = found[0].load()
         inner = inner() if isinstance(inner, type) else inner
     except Exception as error:  # a foreign module may raise anything when it is imported
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"{label} cannot be loaded: {text}") from error
+        raise UsageError(f"{label} cannot be loaded: {in_words(error)}") from error
     known[name] = _guarded(option, label, inner, packaged=True)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
+from onnxgrail.calibration.feeds.parts import content
 from onnxgrail.core import Feed, Floats
 from onnxgrail.errors import DataError, UsageError
 from onnxgrail.machine.amounts import whole
@@ -95,7 +96,7 @@ def _samples(batches: Batches) -> Iterator[bytes]:
         for row in range(max(rows, 1)):
             digest = hashlib.blake2b(digest_size=16)
             for part in parts:
-                digest.update(repr(part[row].tolist()).encode() if part.dtype == object else part[row].tobytes())
+                digest.update(content(part[row]))
             yield digest.digest()
 
 

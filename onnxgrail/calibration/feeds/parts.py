@@ -126,3 +126,8 @@ def readable(path: object) -> Iterator[None]:
         raise DataError(f"cannot read {str(path)!r}: {error}") from error
     except Exception as error:  # protobuf, tokenizers and pillow raise types of their own
         raise DataError(f"cannot read {str(path)!r}: {type(error).__name__}: {error}") from error
+
+
+def content(array: Array) -> bytes:
+    """Return the values of an array for a checksum."""
+    return repr(array.tolist()).encode() if array.dtype == object else array.tobytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import onnx_ir as ir
 
@@ -71,8 +70,14 @@ def in_form(
         everywhere=elsewhere(recipe),
         trials=trials,
     )
-    common: dict[str, Any] = {"given": static, "probe": probe, "providers": recipe.providers, "tried": tried}
-    return quantise(modern(slim, recipe, probe), recipe.quantize, **common)
+    return quantise(
+        modern(slim, recipe, probe),
+        recipe.quantize,
+        given=static,
+        probe=probe,
+        providers=recipe.providers,
+        tried=tried,
+    )
 
 
 def as_judged(prepared: Prepared, slim: ir.Model, recipe: Recipe, half: Collection[str]) -> ir.Model:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds.batches import Batches
+from onnxgrail.calibration.feeds.parts import content
 from onnxgrail.core import Block, Probe, Stats
 from onnxgrail.errors import DataError
 from onnxgrail.graph.io.serial import skeleton
@@ -80,7 +81,7 @@ def data_key(batches: Batches) -> str:
         for name in sorted(feed):
             array = np.ascontiguousarray(feed[name])
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+            digest.update(content(array))
     return digest.hexdigest()
 
 

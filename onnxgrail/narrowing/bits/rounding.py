@@ -37,7 +37,6 @@ from onnxgrail.narrowing.bits.sides import Guide, own
 from onnxgrail.narrowing.bits.store import Entry
 from onnxgrail.narrowing.bits.walk import ALONE, Walk
 from onnxgrail.narrowing.two_networks import Targets
-from onnxgrail.options import WEIGHTS
 
 RANDOM = "there are no calibration data"
 UNMEASURED = "inputs are not measured"
@@ -87,7 +86,7 @@ def in_few_bits(
     """
 
     def made(part: Prepared, slim: ir.Model, ledger: Ledger, bits: Mapping[str, int]) -> ir.Model:
-        if recipe.quantize not in ("none", *WEIGHTS):
+        if recipe.uses_tool:
             return as_judged(part, slim, recipe, spared)
         if not bits and recipe.quantize == "none":
             return slim
