@@ -14,6 +14,7 @@ from onnxgrail.finishing.shipped import Shipped
 from onnxgrail.job.places import Places
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
+from onnxgrail.narrowing.rotation import needs_option
 from onnxgrail.options import Metric
 from onnxgrail.report.build import report_of
 from onnxgrail.report.notes import empty_caches, fewer_bits
@@ -89,8 +90,9 @@ def no_blocks(prepared: Prepared, chosen: Sequence[Block], refusals: Sequence[Re
         refusals: those of them that did not pass the proof.
     """
     found = prepared.survey.blocks
-    if not found or chosen:
-        return nothing_text([*prepared.survey.refusals, *refusals]), ""
+    left = [refusal for refusal in prepared.survey.refusals if needs_option(refusal)]
+    if not found or chosen or left:
+        return nothing_text([*(left or prepared.survey.refusals), *refusals]), ""
     kinds = ", ".join(dict.fromkeys(b.kind for b in found))
     text = f"nothing could be compressed: none of the {len(found)} blocks is of the kinds and names asked for"
     return text, f"They are of kind {kinds}; `onnxgrail inspect` names them"

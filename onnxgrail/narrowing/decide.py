@@ -181,7 +181,7 @@ def decided(
     prepared = rotated(prepared, job)
     plan = planned(prepared, job, files, sensitivity=sensitivity)
     widths = {block.name: plan.allocation.widths[block.name] for block in plan.blocks}
-    left = with_needed(prepared, widths)
+    left = with_needed(prepared, widths, job.recipe)
     if left is prepared:
         return prepared, settled(plan, job)
     job = replace(job, recipe=replace(job.recipe, widths=widths))

@@ -47,12 +47,20 @@ AGAIN = 2  # models with some of the bases that are kept in memory, for the next
 COUNTED = ("heads", "mlp")  # kinds of heads, and of the values of a single one
 DIFFERS = "in another basis, the model gives other numbers"
 ENDLESS = "no basis follows from its weights: numbers in them or in their squares are NaN or infinite"
+OPTIONS = (f"--compensate {BEST}", "--reducer prune", "--method grail")  # those with which bases change
+NEEDS = "it is narrowed with {} only"
+WHOLE = "it keeps all channels: what other blocks lose costs less"
 
 
 def rotates(recipe: Recipe) -> bool:
     """Return True if a recipe narrows streams in a basis of their own, so that fits repair what reads them."""
-    usual = recipe.compensate == BEST and recipe.reducer == "prune" and recipe.method == ("grail",)
-    return usual and not recipe.keeps_everything and not recipe.only_bits
+    return not _unlike(recipe) and not recipe.keeps_everything and not recipe.only_bits
+
+
+def _unlike(recipe: Recipe) -> str:
+    """Return the first option without which a basis stays, and which a recipe does not have; '' if there is none."""
+    has = (recipe.compensate == BEST, recipe.reducer == "prune", recipe.method == ("grail",))
+    return next((option for option, there in zip(OPTIONS, has, strict=True) if not there), "")
 
 
 def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
@@ -98,7 +106,7 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
     """
     found = turnable(prepared, job.recipe)
     if found is None:
-        return prepared
+        return _untold(prepared, job.recipe)
     if not found.names:
         return _in_bases(prepared, found, {}, job.recipe)
     with job.clock.stage("rotate"):
@@ -115,6 +123,25 @@ def turnable(prepared: Prepared, recipe: Recipe) -> Rotatable | None:
     if prepared.batches.synthetic or not rotates(recipe) or not kinds:
         return None
     return _rotatable(prepared, recipe, kinds, measures=measures(prepared, recipe))
+
+
+def _untold(prepared: Prepared, recipe: Recipe) -> Prepared:
+    """Return a model that keeps its bases because of its data or an option, with this as the reason for its streams."""
+    needs = "--data" if prepared.batches.synthetic else _unlike(recipe)
+    if not needs or not _kinds(prepared, recipe):
+        return prepared
+    found = _rotatable(prepared, recipe, _kinds(prepared, recipe), measures=measures(prepared, recipe))
+    return _left_alone(prepared, found, found.names, NEEDS.format(needs))
+
+
+def _left_alone(prepared: Prepared, found: Rotatable, names: Collection[str], reason: str) -> Prepared:
+    """Return a model in which bases of these names stay, with that reason instead of those found without them."""
+    slots = [slot for name in names if name in found.streams for slot in found.streams[name].slots]
+    writing = {slot.value.name for slot in slots if not slot.reads} | {*names}
+    products = {node.name for name in names if name in found.heads for node in found.heads[name].products}
+    others = [r for r in prepared.survey.refusals if r.value not in writing and r.node not in products]
+    here = [Refusal(value=name, node="", op="", reason=reason) for name in names]
+    return replace(prepared, survey=replace(prepared.survey, refusals=tuple(dict.fromkeys([*others, *here]))))
 
 
 def _proved(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], job: Job) -> Prepared:
@@ -187,11 +214,21 @@ def kept_whole(prepared: Prepared) -> list[Refusal]:
     return [refusal for refusal in prepared.survey.refusals if refusal.reason in REASONS]
 
 
-def with_needed(prepared: Prepared, names: Collection[str]) -> Prepared:
+def needs_option(refusal: Refusal) -> bool:
+    """Return True if channels stay because of an option or for want of data."""
+    return refusal.reason in {NEEDS.format(option) for option in ("--data", *OPTIONS)}
+
+
+def with_needed(prepared: Prepared, names: Collection[str], recipe: Recipe) -> Prepared:
     """Return the model as it is if only the blocks of these names lose units; it still tells which bases failed."""
-    found = prepared.left(names)
+    left = prepared.left(names)
+    if left is prepared:
+        return prepared
     failed = [refusal for refusal in prepared.survey.refusals if refusal.reason in (DIFFERS, ENDLESS)]
-    return found if found is prepared else replace(found, survey=_refused(found.survey, failed))
+    whole, before = prepared.bases.keys() - left.bases.keys(), prepared.baseline
+    found = rotatable(before.model, before.survey.facts, _turned(recipe), whole, interface=recipe.kv_io)
+    left = _left_alone(left, found, tuple(found.streams), WHOLE)  # heads and convolutions are blocks in this basis, too
+    return replace(left, survey=_refused(left.survey, failed))
 
 
 def _in_bases(prepared: Prepared, found: Rotatable, bases: Mapping[str, Floats], recipe: Recipe) -> Prepared:

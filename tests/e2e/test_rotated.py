@@ -54,6 +54,23 @@ def test_the_last_normalization_may_be_an_output(ids: dict[str, Array]) -> None:
     assert [value.name for value in result.model.graph.outputs] == ["z", "y"]
 
 
+@pytest.mark.parametrize(
+    ("choices", "option"),
+    [({"compensate": "grail"}, "--compensate best"), ({"reducer": "fold"}, "--reducer prune"), ({}, "--data")],
+)
+def test_a_stream_that_keeps_its_basis_names_what_changes_it(
+    ids: dict[str, Array], choices: dict[str, Any], option: str
+) -> None:
+    data = {"data": ids} if choices else {}
+    result = onnxgrail.compress(prenorm(), unit_ratio=0.5, **choices, **data)
+    reasons = [refusal["reason"] for refusal in result.report.data["refusals"]]
+    turned = [block for block in onnxgrail.inspect(prenorm()).blocks if block["kind"] in ("stream", "qk", "vo")]
+    assert {*reasons} == {f"it is narrowed with {option} only", "it is an output of the model"}
+    assert reasons.count(f"it is narrowed with {option} only") == len(turned)
+    with pytest.raises(onnxgrail.NothingToCompressError, match=f"it is narrowed with {option} only"):
+        onnxgrail.compress(prenorm(), unit_ratio=0.5, blocks=("stream",), **choices, **data)
+
+
 def test_shares_are_net_of_the_matrices_that_a_basis_needs() -> None:
     plain, other = (onnxgrail.inspect(prenorm(end=end, depth=2)) for end in ("scores", "normalized and scores"))
     assert plain.params == other.params
