@@ -13,7 +13,7 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import chosen, spread
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepare import prepare
-from onnxgrail.core import Feed
+from onnxgrail.core import Feed, Floats
 from onnxgrail.fidelity import Tally
 from onnxgrail.fidelity.clues import Clues, clues_of
 from onnxgrail.fidelity.kinds import parts_of
@@ -69,6 +69,11 @@ def test_content_is_the_sum_of_scores() -> None:
     assert content.shape == (24,)
     assert (content[::2] > 0).all()
     assert not content[1::2].any()
+
+
+def apart(rows: Floats) -> Floats:
+    """Rows without what their columns have in common, as class scores are learned."""
+    return np.asarray(rows - rows.mean(axis=1, keepdims=True))
 
 
 def test_outputs_without_scores_have_as_much_in_all_samples() -> None:
@@ -129,8 +134,8 @@ def test_scores_in_between_count_from_one_tenth_on() -> None:
 
 @pytest.mark.parametrize(("near", "kind"), [(0.3, "values"), (3.0, "classes")])
 def test_what_resembles_an_input_is_no_score(near: float, kind: str) -> None:
-    rows = RNG.standard_normal((30, 12)) * 3
-    made = rows + near * 3 * RNG.standard_normal((30, 12))
+    rows = apart(RNG.standard_normal((30, 12)) * 3)
+    made = apart(rows + near * 3 * RNG.standard_normal((30, 12)))
     clues = clues_of({"x": rows}, {"y": made}, scores=None, known=True, synthetic=False)
     assert [part.kind for part in parts_of("y", [made], clues)] == [kind]
 
@@ -139,11 +144,32 @@ def test_what_resembles_an_input_is_no_score(near: float, kind: str) -> None:
     ("name", "middle", "columns", "kind"), [("y", 0.5, 3, "scores"), ("logits", 0.0, 5, "classes")]
 )
 def test_labels_and_classes_near_each_other_are_numbers_too(name: str, middle: float, columns: int, kind: str) -> None:
-    rows = middle + 0.03 * RNG.standard_normal((30, columns))
+    rows = middle + apart(0.03 * RNG.standard_normal((30, columns)))
     assert [part.kind for part in parts_of(name, [rows], Clues())] == [kind, "values"]
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("actions", ("values", "classes")), ("action_logits", ("classes",))])
 def test_actions_may_be_movements_or_choices(name: str, kinds: tuple[str, ...]) -> None:
-    rows = RNG.standard_normal((30, 12)) * 3
+    rows = apart(RNG.standard_normal((30, 12)) * 3)
     assert tuple(part.kind for part in parts_of(name, [rows], Clues())) == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("params", ("values", "classes")), ("logits", ("classes", "scores")), ("y", ("values", "classes"))],
+)
+@pytest.mark.parametrize("common", [1.0, 9.0])
+def test_columns_that_vary_on_their_own_are_numbers_or_labels(name: str, kinds: tuple[str, ...], common: float) -> None:
+    rows = RNG.standard_normal((30, 6)) * 3 + common * RNG.standard_normal((30, 1))  # as of poses, labels, thresholds
+    found = parts_of(name, [rows], Clues())
+    assert tuple(part.kind for part in found) == kinds
+    tally = Tally()
+    tally.add({name: rows}, {name: rows + 5})  # a softmax does not see it
+    assert max(loss.mean for loss in losses_of(tally)) > 0.1
+
+
+def test_a_field_of_displacements_is_no_map_of_classes() -> None:
+    field = 12 * RNG.standard_normal((30, 2, 8, 8))
+    assert [part.kind for part in parts_of("out", [field], Clues())] == ["values", "scores"]
+    parted = field - field.mean(axis=1, keepdims=True)
+    assert [part.kind for part in parts_of("out", [parted], Clues())] == ["scores"]

@@ -27,6 +27,7 @@ DECIDED = 0.1  # a score this near to 0 or 1 is decided
 SEEN = 8  # least samples whose mean tells a common pattern
 EQUAL = 1e-6  # most variance between samples, as a share of the energy, of values that do not differ
 COMMON = 0.77  # share of the mean in the energy from which on the loss about the mean is the higher one, by its scale
+ALONE = 0.6  # variance of the mean of columns, as a share of that of columns that vary on their own
 FEW = 16  # up to this many columns are class scores even if no class stands out, unless their softmax is flat
 BOXES = re.compile(
     r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"
@@ -34,7 +35,8 @@ BOXES = re.compile(
 )
 FEATURES = re.compile(r"embed|pool|hidden|feat|vector|(?<![a-z])emb(?![a-z])|descriptor")
 ACTIONS = re.compile(r"(?<![a-z])actions?(?![a-z])|torque|throttle|steer")
-SCORES = re.compile(r"logit|(?<![a-z])(score|prob|cls|class|conf|obj|label|heat|mask|seg|sigmoid|softmax|pred)|classif")
+SCORES = re.compile(r"logit|(?<![a-z])(score|prob|cls|class|conf|obj|label|heat|mask|seg|sigmoid|softmax)|classif")
+PREDICTED = re.compile(r"(?<![a-z])pred")  # scores of many positions, but in a row, or as one number, any prediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -147,6 +149,17 @@ def values(look: Look, why: str) -> Part:
     Points of a face are an example: the mean is near all of them, and only the rest tells samples apart.
     """
     return Part(kind="values", why=why, center=centered(look, COMMON))
+
+
+def vary_alone(look: Look, columns: Floats) -> bool:
+    """Return True if a few columns (rows, columns) vary on their own, as measured numbers do.
+
+    Of class scores, some fall where others rise: a softmax does not see what they have in common, so it is not learned.
+    """
+    if not look.telling or not 1 < columns.shape[1] <= FEW:
+        return False
+    rest = columns - columns.mean(axis=0)
+    return bool(columns.shape[1] * rest.mean(axis=1).var() > ALONE * rest.var(axis=0).mean())
 
 
 def between(array: Floats) -> bool:

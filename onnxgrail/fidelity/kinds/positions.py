@@ -15,6 +15,7 @@ from onnxgrail.fidelity.kinds.part import (
     FEW,
     LOUD,
     OFTEN,
+    PREDICTED,
     SCORES,
     SLACK,
     Form,
@@ -25,6 +26,7 @@ from onnxgrail.fidelity.kinds.part import (
     in_unit,
     probabilities,
     values,
+    vary_alone,
 )
 
 VECTOR = 64  # more numbers per token than this are a vector
@@ -128,7 +130,7 @@ def _in_range(look: Look) -> tuple[Part, ...]:
     if not in_unit(array):
         return ()
     scores = Part(kind="scores", why="in 0..1", form="probabilities")
-    if SCORES.search(look.words):
+    if _named(look):
         return (scores,)
     if sum(size >= SIDE for size in array.shape[1:]) >= 2 and between(array):
         return (values(look, "an image: in 0..1, mostly in between"),)
@@ -182,11 +184,15 @@ def _columns(array: Floats) -> int | None:
     return axis if array.shape[axis] <= WIDE else None
 
 
+def _named(look: Look) -> bool:
+    return bool(SCORES.search(look.words) or PREDICTED.search(look.words))
+
+
 def _scores(look: Look) -> tuple[Part, ...]:
     """Detect raw scores of many positions: by name, or because one class stands out at most positions."""
     array = look.array
     axis = array.ndim - 1 if array.ndim == 3 else _columns(array)
-    named = bool(SCORES.search(look.words))
+    named = _named(look)
     if not named and (array.ndim == 3 or axis is None or not 1 < array.shape[axis] <= CLASSES or _colors(array, axis)):
         return ()
     why = "named as scores" if named else "one class stands out at most positions"
@@ -196,7 +202,13 @@ def _scores(look: Look) -> tuple[Part, ...]:
         return ()
     if np.median(array) < -1 and np.mean(array.max(axis=axis) > 0) < OFTEN:
         return (Part(kind="scores", why=f"{why}, and no class at most positions", form="binary"),)
-    return (_dense(look, axis, why, "logits"),)
+    scores = _dense(look, axis, why, "logits")
+    columns = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+    return (
+        (values(look, "numbers that vary on their own"), scores)
+        if not named and vary_alone(look, columns)
+        else (scores,)
+    )
 
 
 def _colors(array: Floats, axis: int) -> bool:

@@ -23,6 +23,7 @@ from onnxgrail.fidelity.kinds.part import (
     in_unit,
     probabilities,
     values,
+    vary_alone,
 )
 
 SHARP = 0.2  # least mean of the highest probability for many columns to count as class scores
@@ -34,6 +35,7 @@ VAST = 30.0  # spread of a row from which on it holds no scores at all
 VISIBLE = 0.01  # least standard deviation of chances that differ
 NARROW = 0.1  # standard deviation of chances, all near each other, up to which an error of 1 % would hide their order
 PAIR = 2  # columns of an event and its complement
+OWN = "that vary on their own"
 PATTERN = 0.1  # most variance between samples, as a share of the total, for one common pattern
 
 
@@ -132,8 +134,12 @@ def _class_row(look: Look) -> tuple[Part, ...]:
     if named or ((few or spread <= LOUD) and probabilities(look.rows, "logits").max(axis=1).mean() >= least):
         why = "named as scores" if named else "one row of scores"
         classes = Part(kind="classes", why=why, form="logits", axis=1, rows=True)
-        moves = ACTIONS.search(look.words) and not named  # a joint's torque is no score, but an action may be a choice
-        return (_differing(look, "named as actions"), classes) if moves else (classes,)
+        alone = vary_alone(look, look.rows)
+        if named:
+            return (classes, Part(kind="scores", why=f"{why} {OWN}", form="binary")) if alone else (classes,)
+        if ACTIONS.search(look.words):  # a joint's torque is no score, but an action may be a choice
+            return (_differing(look, "named as actions"), classes)
+        return (_differing(look, f"numbers {OWN}"), classes) if alone else (classes,)
     if few:
         return (values(look, "a few numbers, and no class stands out"),)
     vector = Part(kind="embedding", why="one row of many numbers, no class stands out")
