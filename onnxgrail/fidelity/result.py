@@ -12,6 +12,8 @@ from onnxgrail.fidelity.goals import Hits
 from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.sums import Sums
 
+TOLD = ("classes", "scores", "tokens")  # kinds of outputs to which labels belong
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Table:
@@ -112,11 +114,14 @@ class Fidelity:
 
 
 def finish(sums: Mapping[str, Sums], verdicts: Mapping[str, tuple[Verdict, ...]] | None = None) -> tuple[Fidelity, ...]:
-    """Convert sums to means, per output."""
-    return tuple(_finish(name, s, (verdicts or {}).get(name, ())) for name, s in sums.items())
+    """Convert sums to means, per output; classes are those of an output that holds scores of classes, if one does."""
+    verdicts = verdicts or {}
+    holds = {name for name, s in sums.items() if s.hits.rows and any(v.kind in TOLD for v in verdicts.get(name, ()))}
+    known = {name: s.hits if name in holds or not holds else Hits() for name, s in sums.items()}
+    return tuple(_finish(name, s, verdicts.get(name, ()), known[name]) for name, s in sums.items())
 
 
-def _finish(name: str, s: Sums, verdicts: tuple[Verdict, ...]) -> Fidelity:
+def _finish(name: str, s: Sums, verdicts: tuple[Verdict, ...], known: Hits) -> Fidelity:
     common: dict[str, Any] = {
         "name": name,
         "samples": s.samples,
@@ -135,7 +140,7 @@ def _finish(name: str, s: Sums, verdicts: tuple[Verdict, ...]) -> Fidelity:
         max_abs=inf if broken else s.max_abs,
         broken=s.broken,
         kl=s.kl / s.rows if s.logits and s.rows else None,
-        **_scores(s.hits),
+        **_scores(known),
     )
 
 

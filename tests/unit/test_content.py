@@ -13,9 +13,10 @@ from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import chosen, spread
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepare import prepare
-from onnxgrail.core import Feed, Floats
+from onnxgrail.core import Feed, Floats, Labels
 from onnxgrail.fidelity import Tally
 from onnxgrail.fidelity.clues import Clues, clues_of
+from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds import parts_of
 from onnxgrail.fidelity.loss import losses_of
 from onnxgrail.machine.job import Job
@@ -166,6 +167,28 @@ def test_columns_that_vary_on_their_own_are_numbers_or_labels(name: str, kinds: 
     tally = Tally()
     tally.add({name: rows}, {name: rows + 5})  # a softmax does not see it
     assert max(loss.mean for loss in losses_of(tally)) > 0.1
+
+
+@pytest.mark.parametrize("name", ["pose", "y"])
+def test_a_few_numbers_count_by_their_own_spread(name: str) -> None:
+    rows = np.array([300.0, 200.0, 0.3]) * RNG.standard_normal((30, 3))  # millimetres and an angle
+    tally = Tally()
+    tally.add({name: rows}, {name: rows * [1, 1, 0]})
+    (loss,) = [loss for loss in losses_of(tally) if loss.kind == "values"]
+    assert loss.mean > 0.1
+    (result,) = tally.results()
+    (verdict,) = [verdict for verdict in result.verdicts if verdict.kind == "values"]
+    assert (verdict.details["channel"], verdict.details["worst_channel"] > 0.9) == (2, True)
+
+
+def test_labels_are_those_of_scores() -> None:
+    scores, vectors = 9 * np.eye(4)[RNG.integers(4, size=30)], RNG.standard_normal((30, 64))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    goals = Goals(labels=Labels(values=scores.argmax(axis=1)))
+    for feed, judged in (({"scores": scores, "key": vectors}, [30, 0]), ({"key": vectors}, [30])):
+        tally = Tally()
+        tally.add(feed, feed, goals=goals)
+        assert [result.judged for result in tally.results()] == judged
 
 
 def test_a_field_of_displacements_is_no_map_of_classes() -> None:

@@ -12,7 +12,7 @@ from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.kinds.part import BOX, BOXES, DETECTED, FEW, Look, Part, things, values
 from onnxgrail.fidelity.kinds.positions import POSITIONS, distribution, tokens
 from onnxgrail.fidelity.kinds.read import with_least
-from onnxgrail.fidelity.kinds.rows import ROW, with_numbers
+from onnxgrail.fidelity.kinds.rows import ROW, differing, with_numbers
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
 
 OTHER = "other values or shapes in later samples"
@@ -107,4 +107,6 @@ def _places(look: Look) -> tuple[Part, ...]:
 
 def _numbers(look: Look, why: str) -> Part:
     """Return a part with values of many positions, or with places or sizes."""
+    if _is_row(look.array.shape) and look.rows.shape[1] <= FEW:
+        return differing(look, why)
     return values(look, why) if _has_places(look.array.shape) else Part(kind="values", why=why)

@@ -22,14 +22,13 @@ from onnxgrail.fidelity.kinds.part import (
     centered,
     in_unit,
     probabilities,
-    values,
     vary_alone,
 )
 
 SHARP = 0.2  # least mean of the highest probability for many columns to count as class scores
 FLAT = 0.1  # share of the way from equal probabilities to a certain class below which a softmax is flat
 MEAN = 0.5  # share of the mean over samples in the energy from which on a row is no embedding
-ALIKE = 0.01  # least standard deviation of a column, as a share of the largest one
+ALIKE = 0.001  # least standard deviation of a column, as a share of the largest one
 WIDTH = 16  # the number of columns of an embedding is a multiple of this, that of class scores hardly ever
 VAST = 30.0  # spread of a row from which on it holds no scores at all
 VISIBLE = 0.01  # least standard deviation of chances that differ
@@ -60,7 +59,7 @@ def with_numbers(look: Look, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     chances = len(parts) == 1 and parts[0].kind in ("classes", "scores") and look.telling
     if not chances or not _undecided(probabilities(look.rows, parts[0].form), parts[0].kind):
         return parts
-    return (*parts, _differing(look, "chances that decide little"))
+    return (*parts, differing(look, "chances that decide little"))
 
 
 def _undecided(chances: Floats, kind: str) -> bool:
@@ -81,7 +80,7 @@ def _one_number(look: Look) -> tuple[Part, ...]:
         return ()
     if SCORES.search(look.words) and look.array.min() <= 0:  # logits are below 0, too, ratings are not
         return (Part(kind="classes", why="named as a score", form="binary"),)
-    return (_differing(look, "one number"),)
+    return (differing(look, "one number"),)
 
 
 def _pattern(look: Look) -> tuple[Part, ...]:
@@ -92,14 +91,14 @@ def _pattern(look: Look) -> tuple[Part, ...]:
     inside = np.square(rows - rows.mean(axis=0)).sum()
     if len(np.unique(rows.argmax(axis=1))) > 1 and inside >= PATTERN * np.square(rows - rows.mean()).sum():
         return ()
-    return (_differing(look, "the same pattern in all samples"),)
+    return (differing(look, "the same pattern in all samples"),)
 
 
-def _differing(look: Look, why: str) -> Part:
+def differing(look: Look, why: str) -> Part:
     """Return a part with values whose mean over the samples says nothing, such as ages or ratings.
 
     It is not subtracted if the samples are few or random, or if the values hardly differ from it.  A few columns each
-    count by their own standard deviation: one may be an age, another a probability.
+    count by their own standard deviation: one may be an age or a length, another a probability or an angle.
     """
     mean, spread = centered(look), look.array.std(axis=0)
     units = np.maximum(spread, ALIKE * spread.max()) if mean is not None and look.rows.shape[1] <= FEW else None
@@ -113,17 +112,17 @@ def _positive(look: Look) -> tuple[Part, ...]:
     """
     least = look.array.min()
     if look.rows.shape[1] <= FEW:
-        return (_differing(look, "a few numbers, all above 0"),) if least > 0 else ()
+        return (differing(look, "a few numbers, all above 0"),) if least > 0 else ()
     if least < 0 or SCORES.search(look.words):
         return ()
     if least > 0 and centered(look, COMMON) is not None:  # such as temperatures: all directions are near each other
-        return (_differing(look, "many numbers, all above 0, around a common mean"),)
+        return (differing(look, "many numbers, all above 0, around a common mean"),)
     return (Part(kind="embedding", why="one row of many numbers, none below 0"),)
 
 
 def _echo(look: Look) -> tuple[Part, ...]:
     """Detect what an autoencoder makes of an input."""
-    return (_differing(look, "resembles an input"),) if look.words in look.clues.echoes else ()
+    return (differing(look, "resembles an input"),) if look.words in look.clues.echoes else ()
 
 
 def _class_row(look: Look) -> tuple[Part, ...]:
@@ -138,13 +137,13 @@ def _class_row(look: Look) -> tuple[Part, ...]:
         if named:
             return (classes, Part(kind="scores", why=f"{why} {OWN}", form="binary")) if alone else (classes,)
         if ACTIONS.search(look.words):  # a joint's torque is no score, but an action may be a choice
-            return (_differing(look, "named as actions"), classes)
-        return (_differing(look, f"numbers {OWN}"), classes) if alone else (classes,)
+            return (differing(look, "named as actions"), classes)
+        return (differing(look, f"numbers {OWN}"), classes) if alone else (classes,)
     if few:
-        return (values(look, "a few numbers, and no class stands out"),)
+        return (differing(look, "a few numbers, and no class stands out"),)
     vector = Part(kind="embedding", why="one row of many numbers, no class stands out")
     if centered(look, MEAN) is not None:
-        vector = _differing(look, "one row of many numbers around a common mean")
+        vector = differing(look, "one row of many numbers around a common mean")
     if columns % WIDTH == 0 or spread > VAST:
         return (vector,)
     return (vector, Part(kind="classes", why=f"as many as no vector has: {columns}", form="logits", axis=1, rows=True))

@@ -40,8 +40,14 @@ class Batch:
     each: float = 1.0
 
     def compared(self) -> tuple[Floats, Floats]:
-        """Return the values of both models, 0 at positions that nobody reads."""
-        return (self.a, self.b) if self.read is None else (self.a * self.read, self.b * self.read)
+        """Return the values of both models: 0 at positions that nobody reads, or about the center, in its units."""
+        if self.read is not None:
+            return self.a * self.read, self.b * self.read
+        center, units = self.part.center, self.part.units
+        if center is None:
+            return self.a, self.b
+        each = 1.0 if units is None else units
+        return (self.a - center) / each, (self.b - center) / each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

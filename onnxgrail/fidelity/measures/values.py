@@ -67,10 +67,8 @@ def _squares(batch: Batch) -> Floats:
     if batch.read is not None:
         whole = replace(batch, read=None)
         return np.concatenate([_errors(*batch.compared()), _squares(whole)], axis=1)
-    center, units = batch.part.center, batch.part.units
-    if center is not None:
-        each = 1.0 if units is None else units
-        return _errors((batch.a - center) / each, (batch.b - center) / each)
+    if batch.part.center is not None:
+        return _errors(*batch.compared())
     distances = batch.distances
     if batch.part.changes:
         error, energy = _errors(batch.a, batch.b).T
