@@ -228,11 +228,11 @@ def _bound(table: Table, measure: Measure, values: Floats, *, alone: bool) -> fl
 def _scaled(table: Table, measure: Measure) -> tuple[Floats, int]:
     """Return losses in 0..1, NaN if one cannot be computed, and the number of samples with nothing to compare.
 
-    Such a sample has no loss.
+    Such a sample has no loss.  If all are, nothing is known: the loss is 1.
     """
     losses = measure.losses(table.sums)
     bare = np.isnan(losses) & np.isfinite(table.sums).all(axis=1)
-    losses = np.where(bare, 0.0, losses)
+    losses = np.where(bare, np.inf if bare.all() else 0.0, losses)
     if table.part.kind == "tokens":
         losses = np.expm1(np.minimum(losses, 700.0))  # exp would overflow
     return np.clip(measure.scale * losses, 0.0, 1.0), int(bare.sum())

@@ -13,7 +13,7 @@ from onnxgrail.allocation.found import Found
 from onnxgrail.allocation.measures import measure_of
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize import Quantised
-from onnxgrail.calibration.quantize.form import elsewhere, in_form
+from onnxgrail.calibration.quantize.form import elsewhere, in_form, too_large
 from onnxgrail.calibration.quantize.static import Trials
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
@@ -46,8 +46,9 @@ def quantised_by_tool(
         job: the run.
     """
     recipe = job.recipe
+    spared = (too_large(prepared, recipe) or None) if found is None else found.spared
     with _trials(prepared, slim, job) as trials:
-        made = in_form(prepared, slim, recipe, None if found is None else found.spared, trials)
+        made = in_form(prepared, slim, recipe, spared, trials)
     made, large = _small_enough(prepared, slim, made, job)
     made, slow = not_slower(prepared, slim, made, job)
     old, new = opset_of(slim), opset_of(made.model)

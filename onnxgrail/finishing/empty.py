@@ -22,6 +22,7 @@ from onnxgrail.report.sizes import Made
 from onnxgrail.report.summary import nothing_text
 from onnxgrail.search.latency import slower
 
+ENDLESS = "numbers that are NaN or infinite where those of the original are finite"
 UNITS = {"params": "parameters", "macs": "multiply-accumulates", "size": "bytes"}
 
 
@@ -44,10 +45,13 @@ def check_gain(prepared: Prepared, decision: Decision, shipped: Shipped, job: Jo
     search = decision.allocation.found
     if search is not None and shipped.exceeds(search):
         loss = shipped.keys["quantization"]["loss"]
-        text = f"the quantized model may lose up to {loss['bound']:.2%}, more than --max-loss {100 * search.limit:g}%"
+        text = f"the quantized model {_may_lose(loss['bound'])}, more than --max-loss {100 * search.limit:g}%"
         cause = "--minimize size" if job.recipe.quantize == "none" else "--quantize"
-        hint = f"Give --max-loss {100 * rounded_up(loss['bound']):.3g}% or more, or leave out {cause}"
+        hint = _any_of(_larger(loss["bound"]), f"leave out {cause}")
         raise _refused(prepared, decision, job, places, f"{text}; nothing is written", hint)
+    if any(output["broken"] for output in (shipped.keys.get("quantization") or {}).get("outputs", ())):
+        text = f"the quantized model gives {ENDLESS}; nothing is written"
+        raise _refused(prepared, decision, job, places, text, "Give another --quantize, or leave it out")
     if search is None or search.minimize != "latency" or not decision.changes:
         return
     with job.clock.stage("latency"):
@@ -75,7 +79,8 @@ def nothing(prepared: Prepared, decision: Decision, job: Job, places: Places) ->
     else:
         text, hint = no_blocks(prepared, chosen, decision.refusals)
     hint = empty_caches(prepared, recipe) or hint
-    if recipe.quantize != "none":
+    tried = [] if search is None else [one.loss.bound for one in search.tried]
+    if recipe.quantize != "none" and (not tried or math.isfinite(min(tried))):
         alone = f"--ratio 0 --quantize {recipe.quantize} quantizes without narrowing"
         hint = f"{hint}; {alone}" if hint else alone
     return _refused(prepared, decision, job, places, text, hint)
@@ -111,6 +116,21 @@ def _amount(recipe: Recipe) -> str:
     return f"{of} {ratio:g} removes"
 
 
+def _may_lose(bound: float) -> str:
+    return f"may lose up to {bound:.2%}" if math.isfinite(bound) else f"gives {ENDLESS}"
+
+
+def _larger(bound: float) -> str:
+    """Return the option for a larger loss; '' if none is allowed."""
+    return f"Give --max-loss {100 * rounded_up(bound):.3g}% or more" if rounded_up(bound) < 1 else ""
+
+
+def _any_of(*hints: str) -> str:
+    """Return hints as one sentence."""
+    text = ", or ".join(filter(None, hints))
+    return text[:1].upper() + text[1:]
+
+
 def _samples(loss: Judged, limit: float) -> str:
     """Return what makes a bound closer: a number of samples where nothing differs, because that is only counted."""
     if loss.scarce:
@@ -132,9 +152,12 @@ def _beyond(search: Found, kind: str) -> tuple[str, str]:
     whole = [one.loss for one in search.tried if not one.steps]
     step = f"--quantize {kind} alone" if lowest in whole else f"the cheapest step, {block} {units} -> {width},"
     name = f"{lowest.name} of {lowest.output}" if lowest.output else lowest.name
-    text += f": {step} has a loss of {lowest.mean:.2%} on {lowest.samples} samples ({name}), which may be up to "
-    text += f"{lowest.bound:.2%}"
-    hint = f"Give --max-loss {100 * rounded_up(lowest.bound):.3g}% or more, or {_samples(lowest, search.limit)}"
+    measured = (
+        f"a loss of {lowest.mean:.2%} on {lowest.samples} samples ({name}), which may be up to {lowest.bound:.2%}"
+    )
+    text += f": {step} " + (f"has {measured}" if math.isfinite(lowest.bound) else f"gives {ENDLESS} ({name})")
+    others = _samples(lowest, search.limit) if math.isfinite(lowest.bound) else "give another --quantize"
+    hint = _any_of(_larger(lowest.bound), others)
     bits = fewer_bits(search.minimize, kind)
     return text, f"{hint}; {bits}" if bits else hint
 

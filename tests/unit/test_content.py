@@ -166,7 +166,7 @@ def test_columns_that_vary_on_their_own_are_numbers_or_labels(name: str, kinds: 
     assert tuple(part.kind for part in found) == kinds
     tally = Tally()
     tally.add({name: rows}, {name: rows + 5})  # a softmax does not see it
-    assert max(loss.mean for loss in losses_of(tally)) > 0.1
+    assert max(loss.mean for loss in losses_of(tally)) > 0.05
 
 
 @pytest.mark.parametrize("name", ["pose", "y"])
@@ -196,3 +196,37 @@ def test_a_field_of_displacements_is_no_map_of_classes() -> None:
     assert [part.kind for part in parts_of("out", [field], Clues())] == ["values", "scores"]
     parted = field - field.mean(axis=1, keepdims=True)
     assert [part.kind for part in parts_of("out", [parted], Clues())] == ["scores"]
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 1), (12, 3), (24, 7)])
+@pytest.mark.parametrize("name", ["prediction", "predictions", "prediction_outputs"])
+def test_a_prediction_may_be_any_number(name: str, shape: tuple[int, ...]) -> None:
+    pressure = 1013 + 8 * RNG.standard_normal((60, *shape))
+    tally = Tally()
+    tally.add({name: pressure}, {name: 1013 + 0.7 * (pressure - 1013)})
+    (loss,) = losses_of(tally)
+    assert loss.kind == "values"
+    assert loss.mean > 0.02
+
+
+def test_rare_events_are_numbers_too() -> None:
+    frauds = 0.0015 * RNG.exponential(size=(200, 1)) ** 2
+    assert [part.kind for part in parts_of("probability", [frauds], Clues())] == ["classes", "values"]
+    hazards = np.linspace(0.01, 0.06, 12) * (1 + 0.2 * RNG.standard_normal((200, 1)))
+    assert [part.kind for part in parts_of("hazard", [hazards], Clues())] == ["scores", "values"]
+
+
+def test_a_few_samples_may_hold_most_of_the_energy() -> None:
+    revenue = np.exp(2 * RNG.standard_normal((400, 1)))
+    tally = Tally()
+    tally.add({"y": revenue}, {"y": np.minimum(revenue, 30)})
+    (loss,) = losses_of(tally)
+    (result,) = tally.results()
+    assert loss.mean > 0.4 * result.verdicts[0].value > 0.05
+
+
+def test_without_anything_to_compare_nothing_is_known() -> None:
+    tally = Tally()
+    tally.add({"scores": np.full((30, 400), 1e-5)}, {"scores": np.full((30, 400), 2e-5)})
+    (loss,) = losses_of(tally)
+    assert (loss.mean, loss.bound, loss.bare) == (1.0, 1.0, 30)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import onnxgrail
@@ -17,6 +18,7 @@ from onnxgrail.calibration.runtime.trial import Trial, try_out
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io.model_file import load, save
 from tests.command import run
+from tests.oracle import run as run_model
 from tests.tiny import tiny
 
 CRASHES = """
@@ -148,3 +150,33 @@ def test_the_child_process_reads_what_it_is_given(tmp_path, monkeypatch):
     assert "Got invalid dimensions" in try_out(Path("m.onnx"), [np.ones((2, 8, 12), np.float32)]).problem
     (tmp_path / "m.onnx").write_bytes(b"nothing")
     assert "Protobuf parsing failed" in try_out(Path("m.onnx")).problem
+
+
+@pytest.mark.parametrize("amount", [{"ratio": 0}, {"max_loss": 0.05, "minimize": "params"}])
+def test_numbers_that_are_too_large_stay_in_float(tmp_path, amount):
+    body = "c = Sub(x, mean)\nd = Div(c, spread)\nh = MatMul(d, w)\nr = Relu(h)\ny = MatMul(r, v)"
+    model = tiny("float[N,4] x => float[N,3] y", body, {"w": (4, 32), "v": (32, 3), "mean": (4,), "spread": (4,)})
+    for name, number in (("mean", 1e6), ("spread", 2e5)):
+        model.graph.initializers[name].const_value = ir.tensor(np.full(4, number, np.float32))
+    x = (1e6 + 2e5 * np.random.default_rng(0).standard_normal((64, 4))).astype(np.float32)
+    result = onnxgrail.compress(model, data={"x": x}, quantize="fp16", **amount)
+    entry = result.report.data["quantization"]
+    assert entry["kept_float_reason"] == "its numbers are too large for half precision"
+    assert len(entry["kept_float"]) == 2
+    types = {name: value.dtype for name, value in result.model.graph.initializers.items()}
+    assert types["mean"] == ir.DataType.FLOAT
+    assert types["w"] == ir.DataType.FLOAT16
+    wanted, got = run_model(model, {"x": x})["y"], run_model(result.model, {"x": x})["y"]
+    assert np.square(wanted - got).sum() < 0.2 * np.square(wanted).sum()
+
+
+def test_a_model_that_gives_no_numbers_in_half_precision_is_refused():
+    body = "c = Concat<axis=1>(x, x)\nh = MatMul(c, w)\nr = Relu(h)\nz = Sub(r, r)\ny = MatMul(z, v)"
+    model = tiny("float[N,4] x => float[N,3] y", body, {"w": (8, 32), "v": (32, 3)})
+    x = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
+    choices = {"data": {"x": x}, "held_out": {"x": 1e6 * x}, "quantize": "fp16"}  # calibration does not show it
+    with pytest.raises(onnxgrail.NothingToCompressError, match="NaN or infinite where those of the original"):
+        onnxgrail.compress(model, **choices, ratio=0)
+    with pytest.raises(onnxgrail.NothingToCompressError, match="gives numbers that are NaN or infinite") as error:
+        onnxgrail.compress(model, **choices, minimize="params")
+    assert error.value.hint.startswith("Give another --quantize")

@@ -43,6 +43,7 @@ MARKS = (
     "QGemm",
 )
 INTEGER = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
+LARGE = "its numbers are too large for half precision"
 FIRST_OPSET = 13  # a scale per channel needs it
 
 
@@ -139,7 +140,8 @@ def quantise(
         trial = partial(_tried, core, target, probe, providers) if tried else Trial
         try:
             if kind == "fp16":
-                kept, why, found = _halve(source, target, trial)
+                wide = () if given is None else tuple(given.half or ())
+                kept, why, found = _halve(source, target, trial, wide)
             elif kind == "int8-dynamic":
                 _dynamic(source, target)
                 found = trial()
@@ -179,17 +181,27 @@ def _tried(model: ir.Model, target: Path, probe: Feed | None, providers: Sequenc
     return try_out(target, arrays, providers=providers)
 
 
-def _halve(source: Path, target: Path, trial: Callable[[], Trial]) -> tuple[tuple[str, ...], str, Trial]:
-    """Return names of the nodes that stay in float32, the reason, and the trial of the written file."""
+def _halve(
+    source: Path, target: Path, trial: Callable[[], Trial], wide: tuple[str, ...]
+) -> tuple[tuple[str, ...], str, Trial]:
+    """Return names of the nodes that stay in float32, the reason, and the trial of the written file.
+
+    Args:
+        source: the model in float32.
+        target: the file in half precision.
+        trial: of that file.
+        wide: nodes with numbers that are too large.
+    """
 
     def make(blocked: Sequence[str]) -> Trial:
-        half.convert(source, target, blocked)
+        half.convert(source, target, (*wide, *blocked))
         return trial()
 
     first = make(())
     kept = half.culprits(source, make) if first.problem else ()
     last = make(kept) if first.problem else first
-    return kept, f"in half precision {first.problem}" if kept else "", last
+    why = [LARGE] * bool(wide) + [f"in half precision {first.problem}"] * bool(kept)
+    return (*wide, *kept), "; ".join(why), last
 
 
 def _plain(source: Path) -> onnx.ModelProto:

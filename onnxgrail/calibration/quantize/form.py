@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.calibration.agreement import same_function
@@ -12,6 +13,7 @@ from onnxgrail.calibration.feeds.judging import spread
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.quantize import FIRST_OPSET, Quantised, quantise
 from onnxgrail.calibration.quantize.light import light_of
+from onnxgrail.calibration.quantize.overflow import overflowing
 from onnxgrail.calibration.quantize.static import Static, Trials
 from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
@@ -55,7 +57,7 @@ def in_form(
         prepared: the original model and its data.
         slim: the narrowed model.
         recipe: says the kind of quantization.
-        half: for `int8` only, see `Static`.
+        half: for `int8`, see `Static`; for `fp16`, nodes that stay in float32.
         trials: measure which layers compute in float, for `int8` only.
         tried: False to leave out the trial run of the result.
     """
@@ -88,6 +90,15 @@ def as_judged(prepared: Prepared, slim: ir.Model, recipe: Recipe, half: Collecti
     if recipe.quantize != "int8" or elsewhere(recipe):
         return in_form(prepared, slim, recipe, half or None).model
     return light_of(slim, _feeds(prepared, slim, recipe)).stored(half)
+
+
+def too_large(prepared: Prepared, recipe: Recipe) -> tuple[str, ...]:
+    """Return the nodes that stay in float32 because their numbers are too large for half precision."""
+    if recipe.quantize != "fp16" or prepared.batches.synthetic:
+        return ()
+    facts = prepared.survey.facts
+    floats = {name for name, dtype in facts.dtypes.items() if dtype == np.float32 and 0 not in facts.shapes[name]}
+    return overflowing(prepared.model, floats, _few(prepared.batches), recipe.providers)
 
 
 def elsewhere(recipe: Recipe) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrail.calibration.runtime.trial import Trial
 
+ADDED = re.compile(r"_cast_to_fp(16|32)_node$|^graph_(in|out)put_cast_?\d+$")  # names of casts that the tool adds
 TRIALS, SECONDS = 64, 60.0  # limits of the search for the nodes to blame
 Works = Callable[[Sequence[str]], bool]
 
@@ -28,6 +30,7 @@ def convert(source: Path, target: Path, blocked: Sequence[str] = ()) -> None:
         outputs = _apart(plain.graph)
         made = float16.convert_float_to_float16(plain, keep_io_types=True, node_block_list=list(blocked))
     _once(made.graph)
+    _straight(made.graph)
     converted = {output.name: output for output in made.graph.output if not output.type.HasField("tensor_type")}
     outputs = [converted.get(output.name, output) for output in outputs]  # elements of sequences have no cast
     del made.graph.output[:]
@@ -84,6 +87,45 @@ def _once(graph: onnx.GraphProto) -> None:
     if len(kept) < len(graph.node):
         del graph.node[:]
         graph.node.extend(kept)
+
+
+def _straight(graph: onnx.GraphProto) -> None:
+    """Let nodes in float32 read what others write in float32: the tool puts half precision between any two of them."""
+    there, back = (
+        {node.output[0]: node.input[0] for node in graph.node if _casts(node, kind)}
+        for kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT)
+    )
+    inside = {name for node in graph.node for a in node.attribute for g in (a.g, *a.graphs) for name in _read(g)}
+    outputs = {output.name for output in graph.output}
+    wide = {name: there[half] for name, half in back.items() if half in there and name not in inside | outputs}
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = wide.get(name, name)
+    read = {name for node in graph.node if node.output[0] not in wide for name in node.input} | inside | outputs
+    gone = {*wide, *(name for name in there if name not in read)}
+    kept = [node for node in graph.node if not (node.op_type == "Cast" and node.output[0] in gone)]
+    if len(kept) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+
+
+def _casts(node: onnx.NodeProto, kind: int) -> bool:
+    """Return True for a cast to this type that the tool has added."""
+    return (
+        node.op_type == "Cast"
+        and bool(ADDED.search(node.name))
+        and any(a.name == "to" and a.i == kind for a in node.attribute)
+    )
+
+
+def _read(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names that a graph and those inside it read."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _read(inner)
+    yield from (output.name for output in graph.output)
 
 
 def culprits(source: Path, make: Callable[[Sequence[str]], Trial]) -> tuple[str, ...]:

@@ -93,11 +93,11 @@ def _is_row(shape: tuple[int, ...]) -> bool:
 def _has_places(shape: tuple[int, ...]) -> bool:
     """Return True if an entry has a meaning of its own that is the same in all samples, so that it has a mean.
 
-    Those of rows, maps and points (up to four numbers each, in either order of the axes) have one. In lists of
+    Those of rows, maps, points and series (up to 16 numbers each, in either order of the axes) have one. In lists of
     detections, words or features the same entry may be anything.
     """
     wide = sorted(size for size in shape[1:] if size > 1)
-    return _is_row(shape) or len(shape) > 3 or (len(wide) == 2 and wide[0] <= BOX and wide[1] <= POINTS)
+    return len(wide) < 2 or len(shape) > 3 or (len(wide) == 2 and wide[0] <= FEW and wide[1] <= POINTS)
 
 
 def _places(look: Look) -> tuple[Part, ...]:

@@ -36,7 +36,6 @@ BOXES = re.compile(
 FEATURES = re.compile(r"embed|pool|hidden|feat|vector|(?<![a-z])emb(?![a-z])|descriptor")
 ACTIONS = re.compile(r"(?<![a-z])actions?(?![a-z])|torque|throttle|steer")
 SCORES = re.compile(r"logit|(?<![a-z])(score|prob|cls|class|conf|obj|label|heat|mask|seg|sigmoid|softmax)|classif")
-PREDICTED = re.compile(r"(?<![a-z])pred")  # scores of many positions, but in a row, or as one number, any prediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

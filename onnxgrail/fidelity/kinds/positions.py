@@ -15,7 +15,6 @@ from onnxgrail.fidelity.kinds.part import (
     FEW,
     LOUD,
     OFTEN,
-    PREDICTED,
     SCORES,
     SLACK,
     Form,
@@ -130,7 +129,7 @@ def _in_range(look: Look) -> tuple[Part, ...]:
     if not in_unit(array):
         return ()
     scores = Part(kind="scores", why="in 0..1", form="probabilities")
-    if _named(look):
+    if SCORES.search(look.words):
         return (scores,)
     if sum(size >= SIDE for size in array.shape[1:]) >= 2 and between(array):
         return (values(look, "an image: in 0..1, mostly in between"),)
@@ -184,15 +183,11 @@ def _columns(array: Floats) -> int | None:
     return axis if array.shape[axis] <= WIDE else None
 
 
-def _named(look: Look) -> bool:
-    return bool(SCORES.search(look.words) or PREDICTED.search(look.words))
-
-
 def _scores(look: Look) -> tuple[Part, ...]:
     """Detect raw scores of many positions: by name, or because one class stands out at most positions."""
     array = look.array
     axis = array.ndim - 1 if array.ndim == 3 else _columns(array)
-    named = _named(look)
+    named = bool(SCORES.search(look.words))
     if not named and (array.ndim == 3 or axis is None or not 1 < array.shape[axis] <= CLASSES or _colors(array, axis)):
         return ()
     why = "named as scores" if named else "one class stands out at most positions"

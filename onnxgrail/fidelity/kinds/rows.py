@@ -7,6 +7,7 @@ import numpy as np
 from onnxgrail.core import Floats
 from onnxgrail.fidelity.kinds.part import (
     ACTIONS,
+    ACTIVE,
     BOX,
     COMMON,
     FEATURES,
@@ -31,7 +32,8 @@ MEAN = 0.5  # share of the mean over samples in the energy from which on a row i
 ALIKE = 0.001  # least standard deviation of a column, as a share of the largest one
 WIDTH = 16  # the number of columns of an embedding is a multiple of this, that of class scores hardly ever
 VAST = 30.0  # spread of a row from which on it holds no scores at all
-VISIBLE = 0.01  # least standard deviation of chances that differ
+VISIBLE = 0.001  # least standard deviation of chances that differ
+RARELY = 0.05  # largest share of samples with a score above 0.1, for chances that stay low
 NARROW = 0.1  # standard deviation of chances, all near each other, up to which an error of 1 % would hide their order
 PAIR = 2  # columns of an event and its complement
 OWN = "that vary on their own"
@@ -63,16 +65,18 @@ def with_numbers(look: Look, parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _undecided(chances: Floats, kind: str) -> bool:
-    """Return True for chances (samples, columns) that are near each other, or for those of an event that stay low."""
+    """Return True for chances (samples, columns) that are near each other, or for those of events that stay low."""
     columns = chances.shape[1]
     if kind == "scores":
-        return bool(columns <= FEW and between(chances) and chances.std(axis=0).max() < NARROW)
+        near = between(chances) and chances.std(axis=0).max() < NARROW
+        low = np.mean(chances.max(axis=1) > ACTIVE) < RARELY and chances.std(axis=0).max() > VISIBLE
+        return bool(columns <= FEW and (near or low))
     if columns > PAIR:
         best = np.partition(chances, -2, axis=1)[:, -2:]
         return bool(np.diff(best).mean() < NARROW)
     event = chances[:, -1]
     sides, spread = np.unique(event >= OFTEN), event.std()
-    return bool(spread < NARROW if len(sides) > 1 else spread > VISIBLE)
+    return bool(spread < NARROW if len(sides) > 1 else spread > max(VISIBLE, NARROW * event.mean()))
 
 
 def _one_number(look: Look) -> tuple[Part, ...]:
@@ -138,7 +142,8 @@ def _class_row(look: Look) -> tuple[Part, ...]:
             return (classes, Part(kind="scores", why=f"{why} {OWN}", form="binary")) if alone else (classes,)
         if ACTIONS.search(look.words):  # a joint's torque is no score, but an action may be a choice
             return (differing(look, "named as actions"), classes)
-        return (differing(look, f"numbers {OWN}"), classes) if alone else (classes,)
+        numbers = differing(look, f"numbers {OWN}")
+        return ((numbers,) if spread > LOUD else (numbers, classes)) if alone else (classes,)
     if few:
         return (differing(look, "a few numbers, and no class stands out"),)
     vector = Part(kind="embedding", why="one row of many numbers, no class stands out")

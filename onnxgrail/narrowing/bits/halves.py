@@ -12,7 +12,7 @@ from onnxgrail.allocation.losses import SMALL
 from onnxgrail.calibration.feeds.judging import part_of, spread
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.quantize.form import elsewhere, in_form
+from onnxgrail.calibration.quantize.form import elsewhere, in_form, too_large
 from onnxgrail.calibration.quantize.light import light_of
 from onnxgrail.calibration.quantize.static import Trials
 from onnxgrail.core import Recipe
@@ -62,10 +62,12 @@ def halves_of(prepared: Prepared, recipe: Recipe) -> tuple[str, ...]:
     """Return the weights that get 16 bits in all candidates of a search, where `int8` gives 8 to the others.
 
     They are chosen in the whole model, until rounding takes no more than a share of the largest loss.  For another
-    machine, these are the layers that compute in float.
+    machine, these are the layers that compute in float; for `fp16`, the nodes that stay in float32.
     """
     if recipe.max_loss is None:
         return ()
+    if recipe.quantize == "fp16":
+        return too_large(prepared, recipe)
     with on_few(prepared, prepared.model, recipe) as loss:
         if loss is None:
             return ()
