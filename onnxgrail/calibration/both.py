@@ -18,7 +18,7 @@ from onnxgrail.calibration.runtime.session import USUAL, Session, Setup, open_se
 from onnxgrail.calibration.texts import Text, text_of
 from onnxgrail.core import Feed, Labels
 from onnxgrail.fidelity import Clues, Tally, clues_of
-from onnxgrail.fidelity.changes import Base, base_of
+from onnxgrail.fidelity.changes import Base, bases_of
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.lists import Lists, open_axes
@@ -104,17 +104,18 @@ class Comparer:
         tally.add(one, two, mask=padding_mask(feed), goals=goals, single=single, bases=bases)
 
 
-def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synthetic: bool) -> Comparer:
-    """Return what the first feed and its outputs tell about a model.
+def comparer_of(reference: Session, batches: Batches, run: Run, *, texts: bool) -> Comparer:
+    """Return what the first feed and its outputs tell about a model; others tell if an output resembles an input.
 
     Args:
         reference: runs the model.
-        fed: the feed, and the true classes of its samples.
-        wanted: the outputs.
+        batches: the feeds.
+        run: see `Run`.
         texts: test if the model predicts tokens of the feed, which costs a run.
-        synthetic: the feed is random.
     """
-    feed, _ = fed
+    make, synthetic = batches.feeds[0], batches.synthetic
+    feed = make()
+    wanted = run(make, feed)
     axes = _axes_of_samples(reference, wanted)
     wanted = _upright(wanted, axes)
     shapes = {name: _first(shape, axes.get(name, 0)) for name, shape in reference.shapes.items()}
@@ -122,8 +123,8 @@ def comparer_of(reference: Session, fed: Fed, wanted: Feed, *, texts: bool, synt
     text = text_of(lambda feed: _upright(reference.run(feed), axes), feed, wanted) if looked else None
     scores = None if text is None else text.scores
     clues = clues_of(feed, wanted, scores=scores, known=looked, synthetic=synthetic)
-    found = ((name, value, base_of(value, feed)) for name, value in wanted.items())
-    bases = {name: base for name, value, base in found if base is not None and not clues.is_state(name, value.shape)}
+    bases = bases_of((fed, _upright(run(made, fed), axes)) for made in _spread(batches).feeds for fed in [made()])
+    bases = {name: base for name, base in bases.items() if not clues.is_state(name, wanted[name].shape)}
     clues = replace(clues, changes=frozenset(bases))
     lists, vectors = Lists(open_axes(shapes), clues.lists), takes_vectors(reference.given.values())
     return Comparer(clues, text, lists, vectors, bases, axes)
@@ -153,6 +154,12 @@ def _upright(outputs: Feed, axes: Mapping[str, int]) -> Feed:
     return {**outputs, **{name: np.moveaxis(outputs[name], axes[name], 0) for name in axes if name in outputs}}
 
 
+def _spread(batches: Batches) -> Batches:
+    """Return feeds from all over the data that show what a model's outputs hold."""
+    count = max(math.ceil(FIRST * len(batches) / max(batches.samples, 1)), PLACES)
+    return part_of(batches, spread(batches, min(count, len(batches))))
+
+
 def content_of(comparer: Comparer, batches: Batches, run: Run) -> dict[str, tuple[Part, ...]]:
     """Detect the content of a model's outputs from samples of all feeds.
 
@@ -163,8 +170,7 @@ def content_of(comparer: Comparer, batches: Batches, run: Run) -> dict[str, tupl
         batches: the feeds.
         run: see `Run`.
     """
-    count = max(math.ceil(FIRST * len(batches) / max(batches.samples, 1)), PLACES)
-    some = part_of(batches, spread(batches, min(count, len(batches))))
+    some = _spread(batches)
     tally = Tally(comparer.clues, brief=True, first=some.samples)
     for make, fed in zip(some.feeds, some.labelled(), strict=True):
         wanted = run(make, fed[0])
@@ -196,15 +202,17 @@ def run_both(
     total = len(batches)
     with ExitStack() as stack:
         one, two = (stack.enter_context(open_session(model, setup)) for model in (pair.a, pair.b))
-        comparer: Comparer | None = None
-        for number, fed in enumerate(batches.labelled()):
+        first = one.run(batches.feeds[0]())
+
+        def run(make: Callable[[], Feed], feed: Feed) -> Feed:
+            return first if make is batches.feeds[0] else one.run(feed)
+
+        comparer = comparer_of(one, batches, run, texts=texts)
+        tally.clues = comparer.clues
+        if judge and batches.samples > FIRST:
+            tally.known |= content_of(comparer, batches, run)
+        for number, (make, fed) in enumerate(zip(batches.feeds, batches.labelled(), strict=True)):
             progress("compare", number, total)
-            wanted = one.run(fed[0])
-            if comparer is None:
-                comparer = comparer_of(one, fed, wanted, texts=texts, synthetic=batches.synthetic)
-                tally.clues = comparer.clues
-                if judge and batches.samples > FIRST:
-                    tally.known |= content_of(comparer, batches, lambda _, feed: one.run(feed))
-            comparer.add(tally, fed, wanted, two.run(fit(fed[0], pair.ports)), pair.ports)
+            comparer.add(tally, fed, run(make, fed[0]), two.run(fit(fed[0], pair.ports)), pair.ports)
         progress("compare", total, total)
     return tally

@@ -102,9 +102,7 @@ class Judge:
 
     def __enter__(self) -> Self:
         self._original: Session = self._stack.enter_context(open_session(pack(self._shown or self._model), self._setup))
-        first, synthetic = next(self._batches.labelled()), self._batches.synthetic
-        wanted = self._wanted(0, first[0])
-        self._comparer = comparer_of(self._original, first, wanted, texts=True, synthetic=synthetic)
+        self._comparer = comparer_of(self._original, self._batches, self._made, texts=True)
         if self._metric is not None:
             self._metric.check(*self._originals(range(len(self._batches))))
         return self

@@ -6,6 +6,7 @@ close to the original.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,10 @@ from onnxgrail.core import Array, Feed, Floats
 CHANGED = 0.1  # largest share of an image's variance that the model changes, for these changes to be judged
 COLORS = (1, 3, 4)  # channels of an image
 SIDE = 8  # least height and width
+EQUAL = 1e-12  # least share of the variance that is a change
+
+_Place = tuple[str, str, int, int]
+"""An output, an input, the axis of the channels, and how much larger the output is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,16 +46,35 @@ class Base:
         return _enlarged(feed[self.name], self.axis, self.times) * self.gain.reshape(shape) + self.offset.reshape(shape)
 
 
-def base_of(output: object, feed: Feed) -> Base | None:
-    """Return the input that an output resembles; None if the output is no image, or the model changes much of it."""
-    if not isinstance(output, np.ndarray) or output.ndim != 4 or output.dtype.kind != "f":
-        return None
-    for name, given in feed.items():
-        for axis in (1, 3):
-            times = _times(given, output, axis)
-            if times and (found := _fitted(name, output.astype(np.float64), feed, axis, times)) is not None:
-                return found
-    return None
+def bases_of(pairs: Iterable[tuple[Feed, Mapping[str, object]]]) -> dict[str, Base]:
+    """Return, by output, the input that it resembles; none for what is no image, or of which the model changes much.
+
+    Args:
+        pairs: feeds with their outputs; only the first one is read if no output can be such an image.
+    """
+    sums: dict[_Place, Floats] = {}
+    for number, (feed, outputs) in enumerate(pairs):
+        here = {place: _moments(place, feed, outputs) for place in _places(feed, outputs)}
+        sums = {place: sums[place] + here[place] for place in sums if place in here} if number else here
+        if not sums:
+            return {}
+    found: dict[str, Base] = {}
+    for place, moments in sums.items():
+        if place[0] not in found and (base := _fitted(place, moments)) is not None:
+            found[place[0]] = base
+    return found
+
+
+def _places(feed: Feed, outputs: Mapping[str, object]) -> list[_Place]:
+    """Return the outputs that may resemble an input, by their shapes."""
+    images = {n: v for n, v in outputs.items() if isinstance(v, np.ndarray) and v.ndim == 4 and v.dtype.kind == "f"}
+    every = (
+        (output, name, axis, _times(given, value, axis))
+        for output, value in images.items()
+        for name, given in feed.items()
+        for axis in (1, 3)
+    )
+    return [place for place in every if place[-1]]
 
 
 def _times(given: Array, output: Array, axis: int) -> int:
@@ -63,19 +87,24 @@ def _times(given: Array, output: Array, axis: int) -> int:
     return times if list(output.shape) == wanted and min(output.shape[a] for a in sides) >= SIDE else 0
 
 
-def _fitted(name: str, output: Floats, feed: Feed, axis: int, times: int) -> Base | None:
+def _moments(place: _Place, feed: Feed, outputs: Mapping[str, object]) -> Floats:
+    """Return (6, channels) counts, sums and products of an input and an output."""
+    output, name, axis, times = place
+    images = (_enlarged(feed[name], axis, times), np.asarray(outputs[output], np.float64))
+    x, y = (np.moveaxis(one, axis, 0).reshape(one.shape[axis], -1) for one in images)
+    products = [np.einsum("ij,ij->i", a, b) for a, b in ((x, x), (x, y), (y, y))]
+    return np.stack([np.full(len(x), float(x.shape[1])), x.sum(axis=1), y.sum(axis=1), *products])
+
+
+def _fitted(place: _Place, moments: Floats) -> Base | None:
     """Return the input with the gains and offsets of least error; None if they leave much of the variance."""
-    x, y = (
-        np.moveaxis(one, axis, 0).reshape(one.shape[axis], -1) for one in (_enlarged(feed[name], axis, times), output)
-    )
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+    count, x, y, xx, xy, yy = moments
+    gain = (xy - x * y / count) / np.maximum(xx - x * x / count, 1e-30)
+    whole = (yy - y * y / count).sum()
+    left = whole - (gain * (xy - x * y / count)).sum()
+    if not EQUAL * whole < left < CHANGED * whole:
         return None
-    middle, goal = (one - one.mean(axis=1, keepdims=True) for one in (x, y))
-    gain = np.einsum("ij,ij->i", middle, goal) / np.maximum(np.einsum("ij,ij->i", middle, middle), 1e-30)
-    left = np.square(goal - gain[:, None] * middle).sum()
-    if not 0 < left < CHANGED * np.square(goal).sum():
-        return None
-    return Base(name, axis, times, gain, y.mean(axis=1) - gain * x.mean(axis=1))
+    return Base(*place[1:], gain, (y - gain * x) / count)
 
 
 def _enlarged(given: Array, axis: int, times: int) -> Floats:

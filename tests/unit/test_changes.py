@@ -7,16 +7,21 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 import onnxgrail
-from onnxgrail.core import Array
-from onnxgrail.fidelity.changes import base_of
+from onnxgrail.core import Array, Feed
+from onnxgrail.fidelity.changes import Base, bases_of
 from tests.tiny import tiny
 
 
-def images(count: int = 4, side: int = 16, *, channels: int = 3) -> Array:
+def images(count: int = 4, side: int = 16, *, channels: int = 3, seed: int = 1) -> Array:
     """Smooth images in 0..1."""
-    noise = np.random.default_rng(1).normal(size=(count, channels, side, side))
+    noise = np.random.default_rng(seed).normal(size=(count, channels, side, side))
     smooth = gaussian_filter(noise, (0, 0, 3, 3))
     return ((smooth - smooth.min()) / np.ptp(smooth)).astype(np.float32)
+
+
+def base_of(output: object, feed: Feed) -> Base | None:
+    """The input that an output resembles."""
+    return bases_of([(feed, {"y": output})]).get("y")
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
@@ -25,6 +30,7 @@ def test_an_input_is_found_with_its_gain_and_offset(times: int, axis: int) -> No
     given = np.moveaxis(images(), 1, axis)
     sides = [a for a in (1, 2, 3) if a != axis]
     output = given.repeat(times, sides[0]).repeat(times, sides[1]) * 255 - 20
+    output += np.random.default_rng(4).uniform(-5e-3, 5e-3, output.shape)
     base = base_of(output, {"other": np.zeros((4, 2), np.float32), "x": given})
     assert base is not None
     assert (base.name, base.axis, base.times) == ("x", axis, times)
@@ -44,6 +50,18 @@ def test_other_outputs_have_no_such_input() -> None:
     assert base_of(images().reshape(4, -1), given) is None
     assert base_of([1, 2], given) is None
     assert base_of(np.full((4, 3, 16, 16), np.nan), given) is None
+
+
+def test_all_feeds_tell_how_much_a_model_changes() -> None:
+    given = [images(seed=seed) for seed in range(4)]
+    noise = np.random.default_rng(3).normal(size=given[0].shape)
+    much, little = (0.6 * given[0].std() * noise, 0.1 * given[0].std() * noise)
+    outputs = [x + (much if number == 0 else little) for number, x in enumerate(given)]
+    pairs = [({"x": x}, {"y": y}) for x, y in zip(given, outputs, strict=True)]
+    assert bases_of(pairs[:1]) == {}
+    for some in (pairs, pairs[::-1]):
+        base = bases_of(some)["y"]
+        np.testing.assert_allclose(base.gain, 1, atol=0.1)
 
 
 def test_a_copy_of_the_input_is_far_from_what_a_model_makes_of_it() -> None:

@@ -156,12 +156,14 @@ def test_actions_may_be_movements_or_choices(name: str, kinds: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds"),
-    [("params", ("values", "classes")), ("logits", ("classes", "scores")), ("y", ("values", "classes"))],
+    ("name", "columns", "kinds"),
+    [("params", 6, ("values",)), ("logits", 6, ("classes", "scores")), ("y", 12, ("values", "classes"))],
 )
 @pytest.mark.parametrize("common", [1.0, 9.0])
-def test_columns_that_vary_on_their_own_are_numbers_or_labels(name: str, kinds: tuple[str, ...], common: float) -> None:
-    rows = RNG.standard_normal((30, 6)) * 3 + common * RNG.standard_normal((30, 1))  # as of poses, labels, thresholds
+def test_columns_that_vary_on_their_own_are_numbers_or_labels(
+    name: str, columns: int, kinds: tuple[str, ...], common: float
+) -> None:
+    rows = 3 * RNG.standard_normal((30, columns)) + common * RNG.standard_normal((30, 1))
     found = parts_of(name, [rows], Clues())
     assert tuple(part.kind for part in found) == kinds
     tally = Tally()
@@ -193,7 +195,7 @@ def test_labels_are_those_of_scores() -> None:
 
 def test_a_field_of_displacements_is_no_map_of_classes() -> None:
     field = 12 * RNG.standard_normal((30, 2, 8, 8))
-    assert [part.kind for part in parts_of("out", [field], Clues())] == ["values", "scores"]
+    assert [part.kind for part in parts_of("out", [field], Clues())] == ["values"]
     parted = field - field.mean(axis=1, keepdims=True)
     assert [part.kind for part in parts_of("out", [parted], Clues())] == ["scores"]
 

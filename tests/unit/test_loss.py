@@ -199,7 +199,7 @@ def test_outputs_without_a_sample_axis_are_one_sample_of_a_model_that_takes_one(
     other = tiny("float[1,6] x => float[1,5] y, float[40,3] boxes", NO_AXIS, WEIGHTS, seed=1)
     batches = read({"x": rng().normal(size=(N, 6)).astype(np.float32)}, signature_of(model))
     seen = losses_of(run_both(Pair(to_bytes(model), to_bytes(other)), batches))
-    assert {one.output: (one.kind, len(one.values)) for one in seen} == {"y": ("classes", N), "boxes": ("values", N)}
+    assert {one.output: (one.kind, len(one.values)) for one in seen} == {"y": ("values", N), "boxes": ("values", N)}
 
 
 def test_the_judge_of_a_search_counts_such_samples_alike() -> None:

@@ -28,6 +28,7 @@ SEEN = 8  # least samples whose mean tells a common pattern
 EQUAL = 1e-6  # most variance between samples, as a share of the energy, of values that do not differ
 COMMON = 0.77  # share of the mean in the energy from which on the loss about the mean is the higher one, by its scale
 ALONE = 0.6  # variance of the mean of columns, as a share of that of columns that vary on their own
+SURELY = 8  # up to this many such columns are no class scores; those of many classes may be so, too
 FEW = 16  # up to this many columns are class scores even if no class stands out, unless their softmax is flat
 BOXES = re.compile(
     r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"

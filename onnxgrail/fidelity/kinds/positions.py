@@ -17,6 +17,7 @@ from onnxgrail.fidelity.kinds.part import (
     OFTEN,
     SCORES,
     SLACK,
+    SURELY,
     Form,
     Look,
     Part,
@@ -199,11 +200,10 @@ def _scores(look: Look) -> tuple[Part, ...]:
         return (Part(kind="scores", why=f"{why}, and no class at most positions", form="binary"),)
     scores = _dense(look, axis, why, "logits")
     columns = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
-    return (
-        (values(look, "numbers that vary on their own"), scores)
-        if not named and vary_alone(look, columns)
-        else (scores,)
-    )
+    if named or not vary_alone(look, columns):
+        return (scores,)
+    numbers = values(look, "numbers that vary on their own")
+    return (numbers,) if columns.shape[1] <= SURELY else (numbers, scores)
 
 
 def _colors(array: Floats, axis: int) -> bool:

@@ -16,6 +16,7 @@ from onnxgrail.fidelity.kinds.part import (
     OFTEN,
     SCORES,
     SLACK,
+    SURELY,
     Look,
     Part,
     Rule,
@@ -143,7 +144,7 @@ def _class_row(look: Look) -> tuple[Part, ...]:
         if ACTIONS.search(look.words):  # a joint's torque is no score, but an action may be a choice
             return (differing(look, "named as actions"), classes)
         numbers = differing(look, f"numbers {OWN}")
-        return ((numbers,) if spread > LOUD else (numbers, classes)) if alone else (classes,)
+        return ((numbers,) if columns <= SURELY or spread > LOUD else (numbers, classes)) if alone else (classes,)
     if few:
         return (differing(look, "a few numbers, and no class stands out"),)
     vector = Part(kind="embedding", why="one row of many numbers, no class stands out")
