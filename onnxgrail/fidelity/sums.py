@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Any
 
@@ -158,7 +158,10 @@ def distances(
     whole = wanted.dtype.kind in "biu"
     goals = goals or Goals()
     scores = not whole and (looks_like_logits(name, wanted) or name == goals.scores)
-    classes = classes_of(goals, a.shape, mask) if scores else None
+    raw = "logit" in name.lower()
+    event = not whole and not scores and goals.labels is not None and _is_event(a, raw=raw)
+    shape = (len(a), 2) if event else a.shape
+    classes = classes_of(goals, shape, mask) if scores or event else None
     step = max(1, BLOCK * len(a) // max(a.size, 1))
     pieces = []
     for start in range(0, max(len(a), 1), step):
@@ -168,8 +171,12 @@ def distances(
             continue
         shown = mask[cut] if mask is not None and a.shape[:2] == mask.shape else None
         right = None if classes is None else classes[cut]
-        sides = (side[cut].astype(np.float64) for side in (a, b))
-        pieces.append(_apart(*sides, mask=shown, right=right, scores=scores, brief=brief))
+        sides = tuple(side[cut].astype(np.float64) for side in (a, b))
+        piece = _apart(*sides, mask=shown, right=right, scores=scores, brief=brief)
+        if event and right is not None:
+            both = (_with_other(side, raw=raw) for side in sides)
+            piece = replace(piece, hits=_rows(*both, mask=None, right=right)[-1])
+        pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else _joined(pieces)
 
 
@@ -189,7 +196,7 @@ def _apart(a: Floats, b: Floats, *, mask: Bools | None, right: Ints | None, scor
     bad = np.zeros((len(x), 1), bool) if _is_finite(y) else np.isfinite(x) & ~np.isfinite(y)
     x, y = usable(x, y)
     far = x - y
-    rows, agree, kl, known = _rows(a, b, mask, right) if scores else (*_nothing(len(a)), Hits())
+    rows, agree, kl, known = _rows(a, b, mask=mask, right=right) if scores else (*_nothing(len(a)), Hits())
     left_out = np.full(len(x), np.nan)
     return Distances(
         cosine=left_out if brief else np.where(bad.any(axis=1), 0.0, cosines(x, y)),
@@ -250,6 +257,17 @@ def looks_like_logits(name: str, array: Array) -> bool:
     return "logit" in lower or (array.ndim == 2 and not any(word in lower for word in NOT_LOGITS))
 
 
+def _is_event(array: Array, *, raw: bool) -> bool:
+    """Return True if an output seems to hold one raw score, or one chance, per sample."""
+    return array.size == len(array) > 0 and (raw or bool(array.min() >= 0 and array.max() <= 1))
+
+
+def _with_other(event: Floats, *, raw: bool) -> Floats:
+    """Return the scores (samples, 2) of no event and of the event."""
+    one = flat(event)
+    return np.concatenate([np.zeros_like(one) if raw else 1 - one, one], axis=1)
+
+
 def probable(array: Array) -> bool:
     """Return True if the last axis of an output that looks like logits holds probabilities already."""
     return bool((array >= 0).all() and np.allclose(array.sum(-1, dtype=np.float64), 1.0, atol=1e-3))
@@ -264,7 +282,7 @@ def cosines(a: Floats, b: Floats) -> Floats:
     return np.where(empty, 1.0, np.clip(dots / np.where(scale == 0, 1.0, scale), -1.0, 1.0))
 
 
-def _rows(a: Floats, b: Floats, mask: Bools | None, right: Ints | None) -> tuple[Ints, Ints, Floats, Hits]:
+def _rows(a: Floats, b: Floats, *, mask: Bools | None, right: Ints | None) -> tuple[Ints, Ints, Floats, Hits]:
     """Return per sample the number of rows of scores, of agreeing rows, and their divergence; and hits over all."""
     count = len(a)
     rows_a, rows_b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])

@@ -193,6 +193,18 @@ def test_labels_are_those_of_scores() -> None:
         assert [result.judged for result in tally.results()] == judged
 
 
+@pytest.mark.parametrize(("name", "raw"), [("ctr", False), ("logits", True)])
+def test_labels_of_an_event_judge_its_chance(name: str, raw: bool) -> None:
+    truth = RNG.integers(2, size=40)
+    right = np.where(truth, 2.0, -1.0)
+    wrong = np.where(np.arange(40) < 10, -right, right)
+    sides = [{name: side[:, None] if raw else 1 / (1 + np.exp(-side))[:, None]} for side in (right, wrong)]
+    tally = Tally()
+    tally.add(*sides, goals=Goals(labels=Labels(values=truth)))
+    (result,) = tally.results()
+    assert (result.judged, result.top1_reference, result.top1) == (40, 1.0, 0.75)
+
+
 def test_a_field_of_displacements_is_no_map_of_classes() -> None:
     field = 12 * RNG.standard_normal((30, 2, 8, 8))
     assert [part.kind for part in parts_of("out", [field], Clues())] == ["values"]

@@ -122,3 +122,13 @@ def test_broken_data_sets(tmp_path, state, message):
     with pytest.raises(DataError, match=message) as caught:
         read(tmp_path, LM)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("shape", "colors"), [(("n", 1), [["red"], ["blue"]]), (("n",), ["red", "blue"])])
+def test_text_columns_feed_inputs_of_strings(tmp_path, shape, colors):
+    color = Input(name="color", dtype=np.dtype(object), shape=shape)
+    number = Input(name="x", dtype=np.dtype(np.float32), shape=("n", 2))
+    samples.dataset(tmp_path, {"x": [[0.5, 1.0], [1.5, 2.0]], "color": colors, "comment": ["a", "b"]})
+    made = batch(tmp_path, (number, color))
+    np.testing.assert_array_equal(made["color"], colors)
+    assert str(color) == f"color string[{', '.join(map(str, shape))}]"

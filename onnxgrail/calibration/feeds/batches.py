@@ -99,8 +99,9 @@ class Batches:
         highest = self.highest_class
         if highest < 0 or any(judged):
             return ""
+        least = max(highest, 1)
         return (
-            f"the labels were not used: no output is known to have a row of more than {highest} scores for each of "
+            f"the labels were not used: no output is known to have a row of more than {least} scores for each of "
             "them; a name such as `logits` would tell"
         )
 

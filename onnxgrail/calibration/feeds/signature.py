@@ -46,7 +46,7 @@ class Input:
     def __str__(self) -> str:
         """Return `name dtype[batch, 3, 224, 224]`, for messages."""
         dims = "..." if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
-        return f"{self.name} {self.dtype}[{dims}]"
+        return f"{self.name} {'string' if self.dtype == object else self.dtype}[{dims}]"
 
 
 Signature = tuple[Input, ...]

@@ -118,7 +118,8 @@ def _part(table: Any, signature: Signature, reading: Reading, source: str) -> Pa
     numeric: dict[str, Any] = {}
     for name, kind in kinds.items():
         depth, leaf = leaf_of(kind)
-        if arrow.types.is_integer(leaf) or arrow.types.is_floating(leaf) or arrow.types.is_boolean(leaf):
+        words = name in wanted and wanted[name].dtype.kind == "O" and _is_text(leaf)
+        if words or arrow.types.is_integer(leaf) or arrow.types.is_floating(leaf) or arrow.types.is_boolean(leaf):
             numeric[name] = Numbers(table.column(name), depth, leaf, wanted.get(name), reading, f"{source}, {name!r}")
             numeric[name].pad = UNKNOWN if name in LABELS and arrow.types.is_signed_integer(leaf) else 0
     strings = _strings(kinds)
@@ -158,8 +159,12 @@ def _lengths(numeric: dict[str, Any], ragged: Numbers, signature: Signature, sou
 
 def _strings(kinds: Mapping[str, Any]) -> list[str]:
     """Return the names of text columns."""
+    return [name for name, kind in kinds.items() if _is_text(kind)]
+
+
+def _is_text(kind: Any) -> bool:
     types = library().types
-    return [name for name, kind in kinds.items() if types.is_string(kind) or types.is_large_string(kind)]
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _texts_of(kinds: Mapping[str, Any]) -> list[str]:
