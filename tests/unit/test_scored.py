@@ -14,7 +14,7 @@ from onnxgrail.graph.cuts.scored import scored
 from onnxgrail.graph.io.serial import to_bytes
 from tests.tiny import ints, tiny
 
-WEIGHTS: dict[str, Any] = {"w1": (8, 32), "w2": (32, 5), "axes": ints(1)}
+WEIGHTS: dict[str, Any] = {"w1": (8, 32), "w2": (32, 5), "axes": ints(1), "names": ints(0, 1, 2, 3, 4)}
 LAYERS = """
     h = MatMul(x, w1)
     r = Relu(h)
@@ -25,6 +25,7 @@ WAYS = {
     "cast": ("int32[N] label", "a = ArgMax<axis=1, keepdims=1>(y)\n s = Squeeze(a, axes)\n label = Cast<to=6>(s)"),
     "softmax": ("int64[N] label", "p = Softmax<axis=1>(y)\n label = ArgMax<axis=1, keepdims=0>(p)"),
 }
+WAYS["looked up"] = ("int64[N] label", "a = ArgMax<axis=1, keepdims=0>(y)\n label = Gather(names, a)")
 OTHERS = {
     "scores beside it": ("int64[N] label, float[N,5] y", "label = ArgMax<axis=1, keepdims=0>(y)"),
     "no choice": ("int64[N,5] label", "label = Cast<to=7>(y)"),

@@ -8,6 +8,7 @@ from onnxgrail.graph.attributes import LAYOUTS, given, moved_from
 from onnxgrail.graph.io.model_file import copy
 
 MOVES = LAYOUTS | {"Cast"}
+NAMES = {"LabelEncoder": 0, "ArrayFeatureExtractor": 1, "Gather": 1}  # nodes that name a class, and their input with it
 
 
 def scored(model: ir.Model) -> ir.Model | None:
@@ -45,7 +46,17 @@ def chosen_by(shown: ir.Value) -> str:
 def _scores(label: ir.Value) -> ir.Value | None:
     """Return the scores by which a label was chosen."""
     node = moved_from(label, MOVES).producer()
+    while node is not None and (place := NAMES.get(node.op_type)) is not None:
+        classes = node.inputs[place]
+        if classes is None or (place and not _is_constant(node.inputs[0])):
+            return None
+        node = moved_from(classes, MOVES).producer()
     if node is None or node.op_type != "ArgMax" or node.graph is not label.graph:
         return None
     scores = node.inputs[0]
     return scores if scores is not None and scores.producer() is not None else None
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    return value is not None and (value.const_value is not None or (node is not None and node.op_type == "Constant"))
