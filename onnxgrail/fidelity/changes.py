@@ -1,7 +1,7 @@
-"""Images that hardly differ from an input of the model: what it changes in them is judged.
+"""Outputs that hardly differ from an input of the model: what it changes in them is judged.
 
-An image that is enlarged or cleaned has nearly all of its energy from the input. A network that only copies would seem
-close to the original.
+An image that is enlarged or cleaned has nearly all of its energy from the input, and so have the next state of a
+simulation and what an autoencoder makes of its input. A network that only copies would seem close to the original.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrail.core import Array, Feed, Floats
+from onnxgrail.fidelity.kinds.part import FEW
+from onnxgrail.fidelity.sums import flat
 
-CHANGED = 0.1  # largest share of an image's variance that the model changes, for these changes to be judged
+CHANGED = 0.1  # largest share of the variance that the model changes, for these changes to be judged
 COLORS = (1, 3, 4)  # channels of an image
 SIDE = 8  # least height and width
 EQUAL = 1e-12  # least share of the variance that is a change
@@ -28,7 +30,7 @@ class Base:
 
     Attributes:
         name: of the input.
-        axis: of the channels, 1 or 3.
+        axis: of the channels of an image, 1 or 3; 0 for other arrays, which have neither gain nor offset.
         times: factor of height and width.
         gain, offset: (channels,) how values of the input become those of the output.
     """
@@ -41,16 +43,16 @@ class Base:
 
     def of(self, feed: Feed) -> Floats:
         """Return the input as the output would be if the model changed nothing, channels where the output has them."""
-        shape = [1] * 4
+        shape = [1] * feed[self.name].ndim
         shape[self.axis] = len(self.gain)
         return _enlarged(feed[self.name], self.axis, self.times) * self.gain.reshape(shape) + self.offset.reshape(shape)
 
 
 def bases_of(pairs: Iterable[tuple[Feed, Mapping[str, object]]]) -> dict[str, Base]:
-    """Return, by output, the input that it resembles; none for what is no image, or of which the model changes much.
+    """Return, by output, the input that it resembles; none for one of which the model changes much.
 
     Args:
-        pairs: feeds with their outputs; only the first one is read if no output can be such an image.
+        pairs: feeds with their outputs; only the first one is read if no output has the shape for it.
     """
     sums: dict[_Place, Floats] = {}
     for number, (feed, outputs) in enumerate(pairs):
@@ -67,14 +69,22 @@ def bases_of(pairs: Iterable[tuple[Feed, Mapping[str, object]]]) -> dict[str, Ba
 
 def _places(feed: Feed, outputs: Mapping[str, object]) -> list[_Place]:
     """Return the outputs that may resemble an input, by their shapes."""
-    images = {n: v for n, v in outputs.items() if isinstance(v, np.ndarray) and v.ndim == 4 and v.dtype.kind == "f"}
+    floats = {
+        n: v for n, v in outputs.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f" and len(v.shape) > 1
+    }
     every = (
-        (output, name, axis, _times(given, value, axis))
-        for output, value in images.items()
+        (output, name, axis, _times(given, value, axis) if axis else int(_is_alike(given, value)))
+        for output, value in floats.items()
         for name, given in feed.items()
-        for axis in (1, 3)
+        for axis in ((1, 3) if value.ndim == 4 else (0,))
     )
     return [place for place in every if place[-1]]
+
+
+def _is_alike(given: Array, output: Array) -> bool:
+    """Return True for rows or series of many numbers, and an input of their shape."""
+    many = output.ndim < 4 and output.size > FEW * len(output)
+    return many and given.shape == output.shape and given.dtype.kind == "f"
 
 
 def _times(given: Array, output: Array, axis: int) -> int:
@@ -88,10 +98,10 @@ def _times(given: Array, output: Array, axis: int) -> int:
 
 
 def _moments(place: _Place, feed: Feed, outputs: Mapping[str, object]) -> Floats:
-    """Return (6, channels) counts, sums and products of an input and an output."""
+    """Return (6, channels) counts, sums and products of an input and an output; without an axis, each number is one."""
     output, name, axis, times = place
-    images = (_enlarged(feed[name], axis, times), np.asarray(outputs[output], np.float64))
-    x, y = (np.moveaxis(one, axis, 0).reshape(one.shape[axis], -1) for one in images)
+    both = (_enlarged(feed[name], axis, times), np.asarray(outputs[output], np.float64))
+    x, y = (np.moveaxis(one, axis, 0).reshape(one.shape[axis], -1) if axis else flat(one).T for one in both)
     products = [np.einsum("ij,ij->i", a, b) for a, b in ((x, x), (x, y), (y, y))]
     return np.stack([np.full(len(x), float(x.shape[1])), x.sum(axis=1), y.sum(axis=1), *products])
 
@@ -99,6 +109,11 @@ def _moments(place: _Place, feed: Feed, outputs: Mapping[str, object]) -> Floats
 def _fitted(place: _Place, moments: Floats) -> Base | None:
     """Return the input with the gains and offsets of least error; None if they leave much of the variance."""
     count, x, y, xx, xy, yy = moments
+    if not place[2]:
+        whole = yy - y * y / count
+        shares = (yy - 2 * xy + xx)[whole > 0] / whole[whole > 0]
+        near = len(shares) > 0 and EQUAL < np.median(shares) < CHANGED
+        return Base(*place[1:], np.ones(1), np.zeros(1)) if near else None
     gain = (xy - x * y / count) / np.maximum(xx - x * x / count, 1e-30)
     whole = (yy - y * y / count).sum()
     left = whole - (gain * (xy - x * y / count)).sum()

@@ -64,6 +64,17 @@ def test_all_feeds_tell_how_much_a_model_changes() -> None:
         np.testing.assert_allclose(base.gain, 1, atol=0.1)
 
 
+@pytest.mark.parametrize("shape", [(200, 32), (200, 12, 3)])
+def test_the_next_state_of_a_simulation_is_judged_by_what_changes(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(5)
+    state, change = rng.normal(size=shape).astype(np.float32), 0.1 * rng.normal(size=shape)
+    base = base_of(state + change, {"state": state})
+    assert base is not None
+    np.testing.assert_array_equal(base.of({"state": state}), state)
+    assert base_of(state + 9 * change, {"state": state}) is None
+    assert base_of((state + change)[..., :12], {"state": state[..., :12]}) is None or state.ndim == 3  # a few numbers
+
+
 def test_a_copy_of_the_input_is_far_from_what_a_model_makes_of_it() -> None:
     """The error is all that the model changes, which is little of the image."""
     body = "c = Conv <pads=[1,1,1,1]> (x, w)\ns = Mul(c, small)\ny = Add(x, s)"

@@ -70,7 +70,7 @@ def _told(name: str, arrays: Sequence[Array], clues: Clues) -> Part | None:
         beside = bool(clues.detected & clues.lists) and all(array.ndim == 3 for array in arrays)  # of scores, in rows
         return Part(kind="values", why=LISTED, axis=2 if beside else None)
     if name in clues.changes:
-        return Part(kind="values", why="an image that is much like an input", changes=True)
+        return Part(kind="values", why="much like an input", changes=True)
     return Part(kind="state", why="fed back as an input") if clues.is_state(name, arrays[0].shape) else None
 
 
