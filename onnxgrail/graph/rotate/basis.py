@@ -27,7 +27,7 @@ from onnxgrail.graph.rotate.factors import bridged, convolutions, divided, table
 from onnxgrail.graph.rotate.heads import Inside, Part, products_of, rotate_heads, rows_of
 from onnxgrail.graph.rotate.inside import insides_of
 from onnxgrail.graph.rotate.layers import Slot, factor_of_bias
-from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MARK
+from onnxgrail.graph.rotate.marked import BRIDGE, LINEAR, MADE, MARK
 from onnxgrail.graph.rotate.norms import norms_of
 from onnxgrail.graph.rotate.restore import simplify
 from onnxgrail.graph.rotate.scaled import fold_scales
@@ -163,6 +163,9 @@ def _found(
                 return _found(source, known, wanted, apart=apart, stuck={**stuck, **late})
         facts, linear = _linear(model, facts, pairs.values(), partial(wanted, "stream"))
     streams += linear
+    for slot in (slot for stream in streams for slot in stream.slots if not slot.reads):
+        if slot.node.op_type in ("Expand", "Mul"):  # of no other tensor with these channels
+            slot.node.metadata_props[MADE] = f"{slot.operand} {slot.axis}"
     chosen |= {stream.name: stream for stream in streams}
     refusals = tuple(why for why in whys.values() if why is not None)
     return Rotatable(model=model, facts=facts, streams=chosen, heads=pairs, refusals=refusals)

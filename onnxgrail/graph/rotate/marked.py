@@ -17,6 +17,7 @@ LINEAR = "onnxgrail.linear"  # metadata key of a layer that reads a stream witho
 RANK = "onnxgrail.rank"  # metadata key of the second of two convolutions that were one; the value names its weight
 SECOND = "/rank"  # ending of the name of that one's weight, after the name of the first one's
 CACHED = "onnxgrail.cache"  # metadata key of a node between a cache and heads; the value tells which cache
+MADE = "onnxgrail.made"  # metadata key of a node that repeats or scales a constant to channels; it tells which one
 PICKED = "onnxgrail.picked"  # metadata key of a node that reads a table of positions for the channels that stay
 
 

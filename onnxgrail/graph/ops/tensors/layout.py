@@ -10,6 +10,7 @@ import numpy as np
 from onnxgrail.core import Ints
 from onnxgrail.graph.attributes import MICROSOFT
 from onnxgrail.graph.ops.rule import refused, rule
+from onnxgrail.graph.rotate.marked import MADE
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
@@ -82,6 +83,8 @@ def permuted(mark: Mark, order: list[int]) -> Mark:
 @rule("Expand")
 def expand(site: Site) -> None:
     """Repeat labels along broadcast axes; an axis that only the expansion creates produces channels."""
+    if made(site):
+        return
     before, after = site.shape(0), site.out_shape()
     offset = len(after) - len(before)
     sizes = [1] * offset + list(before)
@@ -92,6 +95,18 @@ def expand(site: Site) -> None:
         grown = [a for a in range(len(after) - 1) if sizes[a] == 1 and after[a] > 1 and a not in varying]
         marks += [Mark((a,), site.flow.labels.fresh(after[a])) for a in grown]
     site.emit(marks)
+
+
+def made(site: Site) -> bool:
+    """Produce the channels of a constant that the node repeats or scales in the basis of a stream, if it does so."""
+    marked = site.node.metadata_props.get(MADE)
+    if marked is None or any(site.marks(k) for k in range(len(site.node.inputs))):
+        return False
+    operand, axis = map(int, marked.split())
+    produced = site.weight(operand, axis)
+    site.carry(operand, Mark((axis,), produced), "producer")
+    site.emit([Mark((len(site.out_shape()) - len(site.shape(operand)) + axis,), produced)])
+    return True
 
 
 @rule("Tile")

@@ -9,6 +9,7 @@ from onnxgrail.graph.ops.rule import narrow, rule
 from onnxgrail.graph.ops.tensors.broadcast import TABLE, combine, operand, positions_of
 from onnxgrail.graph.ops.tensors.cut import Cut
 from onnxgrail.graph.ops.tensors.filled import is_filled, pick
+from onnxgrail.graph.ops.tensors.layout import made
 from onnxgrail.graph.rotate.marked import PICKED
 from onnxgrail.graph.trace.facts import CHOICE, OWN
 from onnxgrail.graph.trace.flow import Site
@@ -41,6 +42,8 @@ BINARY = (
 @rule(*BINARY)
 def binary(site: Site) -> None:
     """Tie operands of full width position by position; cut constants along the channels."""
+    if made(site):
+        return
     shape = site.out_shape()
     operands = [operand(site, k, len(shape)) for k in site.operands]
     if site.node.op_type in ("Add", "Sub", "Sum"):
