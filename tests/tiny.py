@@ -178,10 +178,16 @@ def cnn(widths: Sequence[int] = (8, 6), *, classes: int = 5) -> ir.Model:
     return tiny(f"float[N,3,6,6] x => float[N,{classes}] y", "\n".join(body), weights)
 
 
+def classes(inputs: int, count: int) -> Array:
+    """The weight (inputs, count) of scores of classes: a softmax does not see what these have in common."""
+    weight = np.random.default_rng(count).standard_normal((inputs, count)) / np.sqrt(inputs)
+    return np.asarray(weight - weight.mean(axis=1, keepdims=True), np.float32)
+
+
 def two_mlps(inputs: int, first: int, second: int) -> ir.Model:
-    """Two blocks of so many neurons, which feed four scores."""
+    """Two blocks of so many neurons, which feed the scores of four classes."""
     body = "h = MatMul(x, w1) a = Relu(h) k = MatMul(a, w2) b = Relu(k) y = MatMul(b, w3)"
-    weights = {"w1": (inputs, first), "w2": (first, second), "w3": (second, 4)}
+    weights: dict[str, Any] = {"w1": (inputs, first), "w2": (first, second), "w3": classes(second, 4)}
     return tiny(f"float[N,{inputs}] x => float[N,4] y", body, weights)
 
 

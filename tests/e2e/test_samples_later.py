@@ -10,11 +10,11 @@ import pytest
 
 import onnxgrail
 from onnxgrail.core import Array
+from tests.tiny import classes, ints, tiny
 from tests.tiny import feed as fed
-from tests.tiny import ints, tiny
 
 BODY = "a = MatMul(x, w)\nb = Relu(a)\nc = MatMul(b, v)\n"
-WEIGHTS: dict[str, Any] = {"w": (16, 64), "v": (64, 5)}
+WEIGHTS: dict[str, Any] = {"w": (16, 64), "v": classes(64, 5)}
 ROWS = {"x": np.random.default_rng(0).standard_normal((96, 16), dtype=np.float32)}
 STEPS = {"x": np.random.default_rng(0).standard_normal((96, 7, 16), dtype=np.float32)}
 CASES = {

@@ -39,7 +39,8 @@ def overflowing(
     try:
         with open_session(pack(made, outputs=names), Setup(providers=tuple(providers), extended=False)) as session:
             for feed in feeds:
-                large |= {name.removeprefix(LARGEST) for name, a in session.run(feed).items() if _above(a, LARGE)}
+                found = session.run(feed)
+                large |= {name.removeprefix(LARGEST) for name in names if _above(found[name], LARGE)}
     except ModelError:  # a kernel that ONNX Runtime lacks
         return ()
     return tuple(

@@ -24,6 +24,7 @@ from onnxgrail.fidelity.kinds.part import (
     centered,
     in_unit,
     probabilities,
+    values,
     vary_alone,
 )
 
@@ -146,7 +147,8 @@ def _class_row(look: Look) -> tuple[Part, ...]:
         numbers = differing(look, f"numbers {OWN}")
         return ((numbers,) if columns <= SURELY or spread > LOUD else (numbers, classes)) if alone else (classes,)
     if few:
-        return (differing(look, "a few numbers, and no class stands out"),)
+        why = "a few numbers, and no class stands out"
+        return (differing(look, why) if vary_alone(look, look.rows) else values(look, why),)
     vector = Part(kind="embedding", why="one row of many numbers, no class stands out")
     if centered(look, MEAN) is not None:
         vector = differing(look, "one row of many numbers around a common mean")
