@@ -21,6 +21,7 @@ from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError, StoppedError
 from onnxgrail.graph.flatten.branches import Route, resolved, unfolded
+from onnxgrail.graph.flatten.known import store_parts
 from onnxgrail.graph.flatten.taps import tapped
 from onnxgrail.graph.io.model_file import HEAVY, weight_bytes
 from onnxgrail.graph.io.serial import pack
@@ -105,7 +106,8 @@ def look(model: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:
     small = probe_feed(first, signature_of(model))
     see = functools.partial(observe, model, providers=providers, others=batches.feeds)
     try:
-        return Seen(model=model, feed=small, facts=see(small))
+        facts = see(small)
+        return Seen(model=model, feed=small, facts=see(small) if store_parts(model, facts) else facts)
     except ModelError as error:
         if all(np.array_equal(small[name], first[name]) for name in small):
             raise _explained(error, batches) from error

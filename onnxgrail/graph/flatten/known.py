@@ -1,4 +1,7 @@
-"""Compute what a graph makes of the shapes of its own weights, as tf2onnx writes the weights of `Einsum` layers."""
+"""Compute what a graph makes of the shapes of its own weights, as tf2onnx writes the weights of `Einsum` layers.
+
+The legacy exporter of torch computes which rows of a weight make keys and values from the width of what they read.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from onnx_ir.convenience import get_const_tensor
 
 from onnxgrail.core import Array
 from onnxgrail.graph.attributes import is_read, numbers_of
+from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.sizes import reported
 
 SMALL = 64  # elements of the largest tensor that counts as sizes
@@ -53,10 +57,7 @@ def compute_known(model: ir.Model) -> LeftOut:
         if node is None or value.is_graph_output():
             continue
         if value.uses():
-            fresh = ir.Value(name=value.name, const_value=ir.tensor(array, name=value.name))
-            fresh.shape, fresh.type = ir.Shape(array.shape), ir.TensorType(ir.DataType.from_numpy(array.dtype))
-            value.replace_all_uses_with(fresh)
-            model.graph.initializers[value.name or ""] = fresh
+            model.graph.initializers[value.name or ""] = _stored(value, array)
         inputs = dict.fromkeys(node.inputs)
         model.graph.remove(node, safe=True)
         for source in inputs:
@@ -64,6 +65,56 @@ def compute_known(model: ir.Model) -> LeftOut:
                 gone += [numbers_of(source)] if node.op_type == "Shape" else []
                 del model.graph.initializers[source.name or ""]
     return LeftOut(len(gone), sum(array.size for array in gone), sum(array.nbytes for array in gone))
+
+
+def store_parts(model: ir.Model, facts: Facts) -> bool:
+    """Store parts of weights whose bounds come from sizes that no input of the model changes, in place.
+
+    Args:
+        model: the graph.
+        facts: sizes and small integers of a run.
+
+    Returns:
+        True if there are any.
+    """
+    found = False
+    for node in list(model.graph) if _all_varied(model, facts) else ():
+        data, value = node.inputs[0] if node.inputs else None, node.outputs[0]
+        computed = node.op_type == "Slice" and not node.domain and value.name not in facts.constants
+        if not computed or data is None or not _is_weight(data) or facts.varying.get(value.name or ""):
+            continue
+        feed = {v.name or "": facts.values.get(v.name or "") for v in node.inputs[1:] if v is not None}
+        feed |= {v.name or "": numbers_of(v) for v in node.inputs if v is not None and v.const_value is not None}
+        array = None if any(one is None for one in feed.values()) else _run(model, node, feed)
+        if array is None or array.shape != facts.shapes.get(value.name or "") or value.is_graph_output():
+            continue
+        model.graph.initializers[value.name or ""] = _stored(value, array)
+        model.graph.remove(node, safe=True)
+        if not is_read(data):
+            del model.graph.initializers[data.name or ""]
+        found = True
+    return found
+
+
+def _all_varied(model: ir.Model, facts: Facts) -> bool:
+    """Return True if a run has shown what every open size of the inputs changes."""
+    other = facts.other or {}
+    shapes = [(v.name or "", v.shape) for v in model.graph.inputs if v.shape is not None and v.name in facts.shapes]
+    axes = [(name, axis) for name, shape in shapes for axis, size in enumerate(shape) if not isinstance(size, int)]
+    return all(name in other and other[name].shape[axis] != facts.shapes[name][axis] for name, axis in axes)
+
+
+def _is_weight(value: ir.Value) -> bool:
+    inside = value.is_initializer() and not value.is_graph_input() and value.const_value is not None
+    return inside and value.const_value is not None and value.const_value.dtype.is_floating_point()
+
+
+def _stored(value: ir.Value, array: Array) -> ir.Value:
+    """Return a constant that takes the place of a computed value."""
+    fresh = ir.Value(name=value.name, const_value=ir.tensor(array, name=value.name))
+    fresh.shape, fresh.type = ir.Shape(array.shape), ir.TensorType(ir.DataType.from_numpy(array.dtype))
+    value.replace_all_uses_with(fresh)
+    return fresh
 
 
 def _computed(model: ir.Model, node: ir.Node, known: Known) -> Array | None:
