@@ -223,6 +223,23 @@ def test_a_prediction_may_be_any_number(name: str, shape: tuple[int, ...]) -> No
     assert loss.mean > 0.02
 
 
+def test_embeddings_near_each_other_count_by_what_differs() -> None:
+    """All cosines are high, also between different samples."""
+    rows = RNG.standard_normal((60, 64)) + 2
+    for name, array in (("embedding", rows), ("y", rows / np.linalg.norm(rows, axis=1, keepdims=True))):
+        (part,) = parts_of(name, [array], Clues())
+        assert (part.kind, part.center is None) == ("values", False)
+    assert [part.kind for part in parts_of("embedding", [rows - 2], Clues())] == ["embedding"]
+
+
+def test_grades_that_are_named_as_scores_are_numbers_too() -> None:
+    grades = np.clip(2.5 + 1.3 * RNG.standard_normal((200, 1)), -0.05, 5)
+    assert [part.kind for part in parts_of("logits", [grades], Clues())] == ["classes", "values"]
+    both = np.concatenate([grades, grades[::-1]], axis=1)
+    assert [part.kind for part in parts_of("logits", [both], Clues())] == ["classes", "scores", "values"]
+    assert [part.kind for part in parts_of("logits", [grades - 2.5], Clues())] == ["classes"]
+
+
 def test_rare_events_are_numbers_too() -> None:
     frauds = 0.0015 * RNG.exponential(size=(200, 1)) ** 2
     assert [part.kind for part in parts_of("probability", [frauds], Clues())] == ["classes", "values"]

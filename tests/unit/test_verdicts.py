@@ -98,7 +98,7 @@ CASES: dict[str, tuple[str, Array, tuple[str, ...], Clues]] = {
     "boxes": ("boxes", RNG.random((N, 50, 4)), ("values",), Clues()),
     "points": ("conv2d_20", landmarks(300)[..., None, None], ("values",), Clues()),
     "an embedding": ("embedding", normal(128), ("embedding",), Clues()),
-    "an embedding of length 1": ("y", softmax(normal(64)) ** 0.5, ("embedding",), Clues()),
+    "an embedding of length 1": ("y", np.linalg.qr(normal(64).T)[0].T, ("embedding",), Clues()),
     "close scores of classes": ("output", normal(100), ("embedding", "classes"), Clues()),
     "large scores of classes": ("output", normal(43, scale=20), ("embedding", "classes"), Clues()),
     "a series of large numbers": ("output", normal(100, scale=300), ("embedding",), Clues()),

@@ -43,12 +43,14 @@ PATTERN = 0.1  # most variance between samples, as a share of the total, for one
 
 
 def _features(look: Look) -> tuple[Part, ...]:
-    if FEATURES.search(look.words) and look.rows.shape[1] > 1:
-        return (Part(kind="embedding", why="named as features"),)
-    lengths = np.linalg.norm(look.rows, axis=1)
-    if look.rows.shape[1] > BOX and np.allclose(lengths, 1.0, atol=SLACK):
-        return (Part(kind="embedding", why="rows of length 1"),)
-    return ()
+    columns, lengths = look.rows.shape[1], np.linalg.norm(look.rows, axis=1)
+    named = bool(FEATURES.search(look.words)) and columns > 1
+    if not named and (columns <= BOX or not np.allclose(lengths, 1.0, atol=SLACK)):
+        return ()
+    why = "named as features" if named else "rows of length 1"
+    if centered(look, MEAN) is not None:  # all directions are near each other
+        return (differing(look, f"{why}, around a common mean"),)
+    return (Part(kind="embedding", why=why),)
 
 
 def _row_in_range(look: Look) -> tuple[Part, ...]:
@@ -85,8 +87,14 @@ def _one_number(look: Look) -> tuple[Part, ...]:
     if look.rows.shape[1] > 1:
         return ()
     if SCORES.search(look.words) and look.array.min() <= 0:  # logits are below 0, too, ratings are not
-        return (Part(kind="classes", why="named as a score", form="binary"),)
+        return (Part(kind="classes", why="named as a score", form="binary"), *_ratings(look))
     return (differing(look, "one number"),)
+
+
+def _ratings(look: Look) -> tuple[Part, ...]:
+    """Return numbers that are named as scores, but hardly ever below 0, as a grade of 0 to 5 is that is learned."""
+    rare = look.telling and 0 < np.mean(look.rows < 0) < RARELY
+    return (differing(look, "named as scores, hardly ever below 0"),) if rare else ()
 
 
 def _pattern(look: Look) -> tuple[Part, ...]:
@@ -141,7 +149,8 @@ def _class_row(look: Look) -> tuple[Part, ...]:
         classes = Part(kind="classes", why=why, form="logits", axis=1, rows=True)
         alone = vary_alone(look, look.rows)
         if named:
-            return (classes, Part(kind="scores", why=f"{why} {OWN}", form="binary")) if alone else (classes,)
+            labels = Part(kind="scores", why=f"{why} {OWN}", form="binary")
+            return (classes, labels, *_ratings(look)) if alone else (classes,)
         if ACTIONS.search(look.words):  # a joint's torque is no score, but an action may be a choice
             return (differing(look, "named as actions"), classes)
         numbers = differing(look, f"numbers {OWN}")
