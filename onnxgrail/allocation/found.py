@@ -73,7 +73,7 @@ class Found:
         cheapest: the smallest step: block, width, units; None if no block has a step.
         key: names the found widths in the folder of a run that can be continued.
         spared: weights with more bits in all candidates than `--quantize` gives, with the reason: 16 where it gives 8,
-            or 8 that a runtime converts.
+            or 8 that a runtime converts; for `fp16`, the nodes that stay in float32.
         ended: True if the search has taken `budget_seconds`, so that it may have gone further with more.
     """
 

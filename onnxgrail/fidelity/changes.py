@@ -57,7 +57,8 @@ def bases_of(pairs: Iterable[tuple[Feed, Mapping[str, object]]]) -> dict[str, Ba
     sums: dict[_Place, Floats] = {}
     for number, (feed, outputs) in enumerate(pairs):
         here = {place: _moments(place, feed, outputs) for place in _places(feed, outputs)}
-        sums = {place: sums[place] + here[place] for place in sums if place in here} if number else here
+        same = [place for place in sums if place in here and here[place].shape == sums[place].shape]
+        sums = {place: sums[place] + here[place] for place in same} if number else here
         if not sums:
             return {}
     found: dict[str, Base] = {}

@@ -18,7 +18,7 @@ from onnxgrail.calibration.stream.dense import Dense
 from onnxgrail.core import Block
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Codec
-from onnxgrail.narrowing.bits.halves import MANY, halves_of
+from onnxgrail.narrowing.bits.halves import halves_of
 from onnxgrail.narrowing.bits.measuring import measuring
 from onnxgrail.narrowing.bits.speed import slow_weights
 from onnxgrail.narrowing.choosing import key
@@ -89,7 +89,7 @@ def _searched(search: Search) -> Allocation:
     if recipe.minimize in ("latency", "macs"):
         cost = _no_larger(prepared, cost)
     slow, _ = slow_weights(prepared, prepared.model, search.job, "before narrowing")
-    spared = {**dict.fromkeys(halves_of(prepared, recipe), MANY), **slow}
+    spared = {**halves_of(prepared, recipe), **slow}
     widths, found = within(task_of(search, cost, limit_of(recipe), spared))
     widths, bits = split(widths)
     widths = prepared.paying(widths)

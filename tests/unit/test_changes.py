@@ -64,6 +64,11 @@ def test_all_feeds_tell_how_much_a_model_changes() -> None:
         np.testing.assert_allclose(base.gain, 1, atol=0.1)
 
 
+def test_series_of_other_lengths_are_no_changes_of_an_input() -> None:
+    pairs = [({"x": x}, {"y": 1.01 * x}) for x in (np.ones((4, 30)), np.ones((4, 40)))]
+    assert bases_of(pairs) == {}
+
+
 @pytest.mark.parametrize("shape", [(200, 32), (200, 12, 3)])
 def test_the_next_state_of_a_simulation_is_judged_by_what_changes(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(5)

@@ -163,6 +163,8 @@ def test_numbers_that_are_too_large_stay_in_float(tmp_path, amount):
     entry = result.report.data["quantization"]
     assert entry["kept_float_reason"] == "its numbers are too large for half precision"
     assert len(entry["kept_float"]) == 2
+    search = result.report.data["allocation"]["search"]
+    assert not search or set(search["spared"].values()) == {entry["kept_float_reason"]}
     types = {name: value.dtype for name, value in result.model.graph.initializers.items()}
     assert types["mean"] == ir.DataType.FLOAT
     assert types["w"] == ir.DataType.FLOAT16

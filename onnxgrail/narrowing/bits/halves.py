@@ -12,6 +12,7 @@ from onnxgrail.allocation.losses import SMALL
 from onnxgrail.calibration.feeds.judging import part_of, spread
 from onnxgrail.calibration.judge import Judge
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.quantize import LARGE
 from onnxgrail.calibration.quantize.form import elsewhere, in_form, too_large
 from onnxgrail.calibration.quantize.light import light_of
 from onnxgrail.calibration.quantize.static import Trials
@@ -58,24 +59,24 @@ def on_few(prepared: Prepared, model: ir.Model, recipe: Recipe) -> Iterator[Loss
             yield loss
 
 
-def halves_of(prepared: Prepared, recipe: Recipe) -> tuple[str, ...]:
-    """Return the weights that get 16 bits in all candidates of a search, where `int8` gives 8 to the others.
+def halves_of(prepared: Prepared, recipe: Recipe) -> dict[str, str]:
+    """Return the weights that get 16 bits in all candidates of a search, where `int8` gives 8 to the others; and why.
 
     They are chosen in the whole model, until rounding takes no more than a share of the largest loss.  For another
     machine, these are the layers that compute in float; for `fp16`, the nodes that stay in float32.
     """
     if recipe.max_loss is None:
-        return ()
+        return {}
     if recipe.quantize == "fp16":
-        return too_large(prepared, recipe)
+        return dict.fromkeys(too_large(prepared, recipe), LARGE)
     with on_few(prepared, prepared.model, recipe) as loss:
         if loss is None:
-            return ()
+            return {}
         if elsewhere(recipe):
             trials = Trials(loss, ROUNDING * recipe.max_loss, lambda *_: 1.0)
-            return in_form(prepared, prepared.model, recipe, None, trials).kept
+            return dict.fromkeys(in_form(prepared, prepared.model, recipe, None, trials).kept, MANY)
         light = light_of(prepared.model, list(prepared.batches))
-        return light.halves(loss, ROUNDING * recipe.max_loss, worth=0.0).layers
+        return dict.fromkeys(light.halves(loss, ROUNDING * recipe.max_loss, worth=0.0).layers, MANY)
 
 
 def _few(prepared: Prepared) -> int:
