@@ -19,7 +19,8 @@ from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.flow import Flow
 from onnxgrail.graph.trace.labels import Mark
 
-STATE = "its state is an input and an output of the model; --kv-io narrows the interface too"
+STAYS = "its state is an input and an output of the model"
+STATE = f"{STAYS}; --kv-io narrows the interface too"
 SAME = frozenset({"Identity", "Cast", "Slice", "Split", "Concat", "Pad"})
 RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 GATES = frozenset({"Sigmoid", "HardSigmoid"})

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Refusal
-from onnxgrail.graph.flatten.states import STATE, hands_on
+from onnxgrail.graph.flatten.states import STATE, STAYS, hands_on
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.flow import Flow, Site
 from onnxgrail.graph.trace.labels import Mark
@@ -86,7 +86,7 @@ def settle(flow: Flow, model: ir.Model) -> None:
     """Freeze channels of model inputs and outputs, except caches and states of an interface that may be narrowed."""
     shapes = flow.facts.shapes
     of_states = {shapes[name] for name in flow.state_axes}
-    handed = set()
+    handed, stays = set(), STAYS if flow.interface else STATE
     for output in model.graph.outputs:
         name = output.name or ""
         marks = flow.marks.get(name, ())
@@ -95,7 +95,7 @@ def settle(flow: Flow, model: ir.Model) -> None:
         if state:
             handed.add(shapes[name])
         if marks and not (state or (cache and flow.interface)):
-            _keep(flow, marks, output, CACHE if cache else STATE if shapes[name] in of_states else OUTPUT)
+            _keep(flow, marks, output, CACHE if cache else stays if shapes[name] in of_states else OUTPUT)
     for value in model.graph.inputs:
         name = value.name or ""
         marks = flow.marks.get(name, ())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrail.graph.attributes import moved_from
-from onnxgrail.graph.flatten.states import STATE
+from onnxgrail.graph.flatten.states import STATE, STAYS
 from onnxgrail.graph.ops.tensors.repeated import chain, claim
 from onnxgrail.graph.rotate.marked import PICKED
 from onnxgrail.graph.trace.flow import Site
@@ -183,7 +183,9 @@ def _fixed(site: Site, other: Operand) -> str:
     value = moved_from(value, MOVES) if value is not None else None
     if value is None or not value.is_graph_input():
         return UNLABELLED
-    return STATE if value.name in site.flow.state_axes else INPUT.format(value.name)
+    if value.name in site.flow.state_axes:
+        return STAYS if site.flow.interface else STATE
+    return INPUT.format(value.name)
 
 
 def _claim(site: Site, mark: Mark, other: Operand, shape: tuple[int, ...]) -> Mark | None:
