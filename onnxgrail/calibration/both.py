@@ -18,7 +18,7 @@ from onnxgrail.calibration.runtime.session import USUAL, Session, Setup, open_se
 from onnxgrail.calibration.texts import Text, text_of
 from onnxgrail.core import Feed, Labels
 from onnxgrail.fidelity import Clues, Tally, clues_of
-from onnxgrail.fidelity.changes import Base, bases_of
+from onnxgrail.fidelity.changes import Base, bases_of, may_resemble
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds.part import Part
 from onnxgrail.fidelity.lists import Lists, open_axes
@@ -123,7 +123,8 @@ def comparer_of(reference: Session, batches: Batches, run: Run, *, texts: bool) 
     text = text_of(lambda feed: _upright(reference.run(feed), axes), feed, wanted) if looked else None
     scores = None if text is None else text.scores
     clues = clues_of(feed, wanted, scores=scores, known=looked, synthetic=synthetic)
-    bases = bases_of((fed, _upright(run(made, fed), axes)) for made in _spread(batches).feeds for fed in [made()])
+    every = _spread(batches).feeds if may_resemble(feed, wanted) else ()
+    bases = bases_of((fed, _upright(run(made, fed), axes)) for made in every for fed in [made()])
     bases = {name: base for name, base in bases.items() if not clues.is_state(name, wanted[name].shape)}
     clues = replace(clues, changes=frozenset(bases))
     lists, vectors = Lists(open_axes(shapes), clues.lists), takes_vectors(reference.given.values())

@@ -52,20 +52,23 @@ def bases_of(pairs: Iterable[tuple[Feed, Mapping[str, object]]]) -> dict[str, Ba
     """Return, by output, the input that it resembles; none for one of which the model changes much.
 
     Args:
-        pairs: feeds with their outputs; only the first one is read if no output has the shape for it.
+        pairs: feeds with their outputs.
     """
     sums: dict[_Place, Floats] = {}
     for number, (feed, outputs) in enumerate(pairs):
         here = {place: _moments(place, feed, outputs) for place in _places(feed, outputs)}
         same = [place for place in sums if place in here and here[place].shape == sums[place].shape]
         sums = {place: sums[place] + here[place] for place in same} if number else here
-        if not sums:
-            return {}
     found: dict[str, Base] = {}
     for place, moments in sums.items():
         if place[0] not in found and (base := _fitted(place, moments)) is not None:
             found[place[0]] = base
     return found
+
+
+def may_resemble(feed: Feed, outputs: Mapping[str, object]) -> bool:
+    """Return True if an output has the shape of an input, or of an image that is one enlarged."""
+    return bool(_places(feed, outputs))
 
 
 def _places(feed: Feed, outputs: Mapping[str, object]) -> list[_Place]:
