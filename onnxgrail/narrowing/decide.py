@@ -22,7 +22,7 @@ from onnxgrail.narrowing.grail import bring_back, settle
 from onnxgrail.narrowing.layers import Refit
 from onnxgrail.narrowing.norms import Norm
 from onnxgrail.narrowing.ready import ready
-from onnxgrail.narrowing.rotation import rotated, with_needed
+from onnxgrail.narrowing.rotation import rotated, with_needed, with_unasked
 from onnxgrail.narrowing.widths import allocated, cheap, with_curves
 from onnxgrail.recipe import selection
 
@@ -183,12 +183,12 @@ def decided(
     widths = {block.name: plan.allocation.widths[block.name] for block in plan.blocks}
     left = with_needed(prepared, widths, job.recipe)
     if left is prepared:
-        return prepared, settled(plan, job)
+        return with_unasked(prepared, job.recipe), settled(plan, job)
     job = replace(job, recipe=replace(job.recipe, widths=widths))
     decision = settled(planned(left, job), job)
     share = of_blocks(prepared, job.recipe, plan.narrowable, _kept(decision.changes))
     refusals = tuple(dict.fromkeys((*plan.refusals, *decision.refusals)))
-    return left, replace(
+    return with_unasked(left, job.recipe), replace(
         decision,
         chosen=plan.chosen,
         narrowable=plan.narrowable,

@@ -44,6 +44,7 @@ from onnxgrail.machine.steps.codec import Record
 STEP = "rotation"  # cache key of the bases
 PART = 2**27  # bytes of second moments that are measured together; while they are added up they take a few times that
 AGAIN = 2  # models with some of the bases that are kept in memory, for the next question
+STREAMS: tuple[Kind, ...] = ("stream",)
 COUNTED = ("heads", "mlp")  # kinds of heads, and of the values of a single one
 DIFFERS = "in another basis, the model gives other numbers"
 ENDLESS = "no basis follows from its weights: numbers in them or in their squares are NaN or infinite"
@@ -131,7 +132,21 @@ def _untold(prepared: Prepared, recipe: Recipe) -> Prepared:
     if not needs or not _kinds(prepared, recipe):
         return prepared
     found = _rotatable(prepared, recipe, _kinds(prepared, recipe), measures=measures(prepared, recipe))
-    return _left_alone(prepared, found, found.names, NEEDS.format(needs))
+    return _left_alone(prepared, found, [*_normed(found), *found.heads], NEEDS.format(needs))
+
+
+def _normed(found: Rotatable) -> list[str]:
+    """Return the names of streams that are no blocks in another basis, unlike linear ones."""
+    return [name for name, stream in found.streams.items() if not stream.linear]
+
+
+def with_unasked(prepared: Prepared, recipe: Recipe) -> Prepared:
+    """Return a model with the reason for its streams if `--blocks` leaves them out."""
+    if "stream" in recipe.blocks or prepared.batches.synthetic or not rotates(recipe):
+        return prepared
+    before = prepared.baseline
+    found = rotatable(before.model, before.survey.facts, STREAMS, interface=recipe.kv_io)
+    return _left_alone(prepared, found, _normed(found), NEEDS.format("--blocks stream"))
 
 
 def _left_alone(prepared: Prepared, found: Rotatable, names: Collection[str], reason: str) -> Prepared:
@@ -216,7 +231,7 @@ def kept_whole(prepared: Prepared) -> list[Refusal]:
 
 def needs_option(refusal: Refusal) -> bool:
     """Return True if channels stay because of an option or for want of data."""
-    return refusal.reason in {NEEDS.format(option) for option in ("--data", *OPTIONS)}
+    return refusal.reason in {NEEDS.format(option) for option in ("--data", "--blocks stream", *OPTIONS)}
 
 
 def with_needed(prepared: Prepared, names: Collection[str], recipe: Recipe) -> Prepared:
@@ -227,7 +242,7 @@ def with_needed(prepared: Prepared, names: Collection[str], recipe: Recipe) -> P
     failed = [refusal for refusal in prepared.survey.refusals if refusal.reason in (DIFFERS, ENDLESS)]
     whole, before = prepared.bases.keys() - left.bases.keys(), prepared.baseline
     found = rotatable(before.model, before.survey.facts, _turned(recipe), whole, interface=recipe.kv_io)
-    left = _left_alone(left, found, tuple(found.streams), WHOLE)  # heads and convolutions are blocks in this basis, too
+    left = _left_alone(left, found, _normed(found), WHOLE)  # heads and convolutions are blocks in this basis, too
     return replace(left, survey=_refused(left.survey, failed))
 
 

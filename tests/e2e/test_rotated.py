@@ -71,6 +71,13 @@ def test_a_stream_that_keeps_its_basis_names_what_changes_it(
         onnxgrail.compress(prenorm(), unit_ratio=0.5, blocks=("stream",), **choices, **data)
 
 
+def test_a_stream_that_is_not_asked_for_is_named_so(ids: dict[str, Array]) -> None:
+    result = onnxgrail.compress(prenorm(), unit_ratio=0.5, blocks=("mlp", "heads"), data=ids)
+    reasons = [refusal["reason"] for refusal in result.report.data["refusals"]]
+    assert "it is narrowed with --blocks stream only" in reasons
+    assert not [reason for reason in reasons if "mixes" in reason or "combined" in reason]
+
+
 def test_shares_are_net_of_the_matrices_that_a_basis_needs() -> None:
     plain, other = (onnxgrail.inspect(prenorm(end=end, depth=2)) for end in ("scores", "normalized and scores"))
     assert plain.params == other.params
