@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxgrail.core import Array, Feed
 
+STEERS = re.compile(r"(?<![a-z])(actions?|controls?|torques?|commands?)(?![a-z])")
 STATES = re.compile(r"present|past|cache|state|hidden|memory|(?<![a-z])[hc][xn]?(?![a-z])")
 SHORT = re.compile(r"^([hc])[nx]$")  # states of recurrent layers: hn is fed back as h or h0
 SIDES = frozenset({"past", "present", "in", "out", "input", "output", "prev", "next", "new", "old", "n", "last"})
@@ -31,6 +32,7 @@ class Clues:
         common: lengths of axes that several outputs have, such as the positions of scores and boxes.
         changes: names of the outputs that are an input with small changes.
         detected: names of the outputs that have nothing but scores of detections; the comparer adds to it.
+        steered: an input is an action.
         echoes: names in lower case of outputs that resemble an input, as those of autoencoders do.
     """
 
@@ -44,10 +46,14 @@ class Clues:
     changes: frozenset[str] = frozenset()
     detected: set[str] = field(default_factory=set)
     echoes: frozenset[str] = frozenset()
+    steered: bool = False
 
     def is_state(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return True if an output is fed back into the model: named as a state, and like an input of its shape."""
-        if not STATES.search(_lower(name)):
+        """Return True if an output is fed back into the model: named as a state, and like an input of its shape.
+
+        The next state after an action is what a model of the world is for.
+        """
+        if self.steered or not STATES.search(_lower(name)):
             return False
         return any(_alike(name, other) and _one_grows(shape, given) for other, given in self.fed.items())
 
@@ -74,6 +80,7 @@ def clues_of(feed: Feed, outputs: Feed, *, scores: str | None, known: bool, synt
         fed=fed,
         synthetic=synthetic,
         common=common,
+        steered=any(STEERS.search(_lower(name)) for name in feed),
         echoes=frozenset(
             name.lower() for name, one in outputs.items() if any(_resembles(one, a) for a in feed.values())
         ),

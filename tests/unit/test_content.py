@@ -164,7 +164,7 @@ def test_columns_that_vary_on_their_own_are_numbers_or_labels(
     name: str, columns: int, kinds: tuple[str, ...], common: float
 ) -> None:
     rows = 3 * RNG.standard_normal((30, columns)) + common * RNG.standard_normal((30, 1))
-    found = parts_of(name, [rows], Clues())
+    found = [part for part in parts_of(name, [rows], Clues()) if not part.relative]
     assert tuple(part.kind for part in found) == kinds
     tally = Tally()
     tally.add({name: rows}, {name: rows + 5})  # a softmax does not see it
@@ -237,7 +237,7 @@ def test_grades_that_are_named_as_scores_are_numbers_too() -> None:
     assert [part.kind for part in parts_of("logits", [grades], Clues())] == ["classes", "values"]
     both = np.concatenate([grades, grades[::-1]], axis=1)
     assert [part.kind for part in parts_of("logits", [both], Clues())] == ["classes", "scores", "values"]
-    assert [part.kind for part in parts_of("logits", [grades - 2.5], Clues())] == ["classes"]
+    assert [part.kind for part in parts_of("logits", [grades - 99], Clues())] == ["values"]  # no logit is so large
 
 
 def test_rare_events_are_numbers_too() -> None:
@@ -261,3 +261,67 @@ def test_without_anything_to_compare_nothing_is_known() -> None:
     tally.add({"scores": np.full((30, 400), 1e-5)}, {"scores": np.full((30, 400), 2e-5)})
     (loss,) = losses_of(tally)
     assert (loss.mean, loss.bound, loss.bare) == (1.0, 1.0, 30)
+
+
+@pytest.mark.parametrize("mask", [-1e4, -1e9, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("columns", [6, 64])
+def test_masked_scores_are_those_of_classes(columns: int, mask: float) -> None:
+    scores = apart(RNG.standard_normal((60, columns)))
+    legal = RNG.random((60, columns)) < 0.7
+    masked = np.where(legal | (scores > 1), scores, mask)
+    assert parts_of("policy", [masked], Clues())[0].kind == "classes"
+    energies = -97_200 + 4.7 * RNG.standard_normal((60, 1))
+    (part,) = parts_of("output", [energies], Clues())
+    assert (part.kind, part.center is None) == ("values", False)
+
+
+def test_values_of_actions_are_judged_by_what_tells_them_apart() -> None:
+    advantages = 0.1 * RNG.standard_normal((200, 4))
+    values = 5 * RNG.standard_normal((200, 1)) + advantages
+    tally = Tally()
+    tally.add({"q": values}, {"q": values - advantages})
+    assert losses_of(tally)[0].mean > 0.3
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (3, 4), (16, 7), (40,)])
+def test_channels_of_other_units_count_by_their_own_spread(shape: tuple[int, ...]) -> None:
+    units = np.ones(shape)
+    units[: len(units) // 3] = 1000  # pressures beside velocities
+    field = units * RNG.standard_normal((60, *shape))
+    tally = Tally()
+    tally.add({"y": field}, {"y": np.where(units > 1, field, 0)})
+    assert losses_of(tally)[0].mean > 0.1
+
+
+def test_a_field_in_a_row_is_no_embedding() -> None:
+    field = np.cumsum(RNG.standard_normal((60, 64)), axis=1)
+    for rows in (field, np.exp(field / 8)):
+        tally = Tally()
+        tally.add({"y": rows}, {"y": 0.7 * rows})
+        assert losses_of(tally)[0].mean > 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("force_vector", "values"), ("pooled_logits", "classes"), ("distillation_logits", "classes")]
+)
+def test_names_of_scores_and_of_a_few_numbers_are_no_features(name: str, kind: str) -> None:
+    rows = apart(3 * RNG.standard_normal((60, 3 if kind == "values" else 20)))
+    rows = rows if kind == "classes" else RNG.standard_normal((60, 3))
+    assert parts_of(name, [rows], Clues())[0].kind == kind
+
+
+def test_the_next_state_of_a_world_counts() -> None:
+    feed = {"state": RNG.standard_normal((60, 12)), "action": RNG.standard_normal((60, 3))}
+    outputs = {"next_state": RNG.standard_normal((60, 12)), "reward": RNG.standard_normal((60, 1))}
+    clues = clues_of(feed, outputs, scores=None, known=True, synthetic=False)
+    assert not clues.is_state("next_state", (60, 12))
+    assert clues_of({"state": feed["state"]}, outputs, scores=None, known=True, synthetic=False).is_state(
+        "next_state", (60, 12)
+    )
+
+
+def test_events_that_hardly_ever_fail_are_numbers_too() -> None:
+    sure = 1 - 0.004 * RNG.exponential(size=(200, 1))
+    assert [part.kind for part in parts_of("y", [sure], Clues())] == ["classes", "values"]
+    survival = np.exp(-np.cumsum(0.002 * RNG.exponential(size=(200, 24)), axis=1))
+    assert [part.kind for part in parts_of("y", [survival], Clues())] == ["scores", "values"]

@@ -76,7 +76,7 @@ CASES: dict[str, tuple[str, Array, tuple[str, ...], Clues]] = {
     "risks": ("y", np.clip(0.05 + 0.03 * normal(1), 0, 0.4), ("classes", "values"), Clues()),
     "chances near each other": ("y", np.clip(0.5 + 0.03 * normal(1), 0.3, 0.7), ("classes", "values"), Clues()),
     "chances of what is never there": ("y", 0.02 + 0.001 * RNG.random((N, 1)), ("classes",), Clues()),
-    "one raw score by its name": ("score", normal(1), ("classes",), Clues()),
+    "one raw score by its name": ("score", normal(1), ("classes", "values"), Clues()),
     "one number": ("y", normal(1, scale=30), ("values",), Clues()),
     "ratings": ("y", 3 + normal(3, scale=0.3), ("values",), Clues()),
     "a rating by its name": ("score", 3 + normal(1, scale=0.3), ("values",), Clues()),

@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxgrail.core import Array
+from onnxgrail.core import Array, Bools, Floats
 from onnxgrail.fidelity.clues import Clues
-from onnxgrail.fidelity.kinds.part import BOX, BOXES, DETECTED, FEW, Look, Part, things, values
+from onnxgrail.fidelity.kinds.part import BOX, BOXES, DECISIVE, DETECTED, FEW, Look, Part, things, values
 from onnxgrail.fidelity.kinds.positions import POSITIONS, distribution, tokens
 from onnxgrail.fidelity.kinds.read import with_least
-from onnxgrail.fidelity.kinds.rows import ROW, differing, with_numbers
+from onnxgrail.fidelity.kinds.rows import ROW, differing, with_numbers, with_relative
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
 
 OTHER = "other values or shapes in later samples"
 LEVELS = 2  # most bytes of a whole number that can be a level of an image or a wave
+MASKED = 1e3  # least size of what stands for minus infinity
 POINTS = 1024  # most points of one thing, such as a face or a hand; more are anchors of a detector
 
 
@@ -40,12 +41,22 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
     if not finite.any():
         return (Part(kind="values", why="no values"),)
     array = np.where(finite, array, array.min(where=finite, initial=np.inf))
-    look = Look(words=name.lower(), array=array, clues=clues)
+    shown = _shown(array)
+    look = Look(
+        words=name.lower(), array=np.where(shown, array, array[shown].min()), clues=clues, masked=not shown.all()
+    )
     if whole:
         return (_numbers(look, f"levels of {8 * first.dtype.itemsize} bits"),)
     otherwise = _numbers(look, OTHER)
     found = [with_least(part, array) for part in _found(look)]
     return tuple(replace(part, otherwise=otherwise) if part.form == "probabilities" else part for part in found)
+
+
+def _shown(array: Floats) -> Bools:
+    """Return the mask of values that do not stand for minus infinity, as scores of actions that are not allowed do."""
+    shown = array > array.min() / 2
+    far = array.min() < -MASKED and shown.any() and array.min(where=shown, initial=np.inf) > array.min() / 10
+    return np.asarray(shown) if far else np.ones(array.shape, bool)
 
 
 def _things(known: Part, arrays: Sequence[Array]) -> tuple[Part, ...]:
@@ -80,7 +91,7 @@ def _found(look: Look) -> tuple[Part, ...]:
     for rule in (tokens, distribution, _places, *(ROW if row else POSITIONS)):
         parts = rule(look)
         if parts:
-            return with_numbers(look, parts) if row else parts
+            return with_relative(look, with_numbers(look, parts)) if row else parts
     return (_numbers(look, "numbers of many positions"),)
 
 
@@ -102,11 +113,12 @@ def _has_places(shape: tuple[int, ...]) -> bool:
 
 def _places(look: Look) -> tuple[Part, ...]:
     """Detect places, sizes and waves by name."""
-    return (_numbers(look, "named as places or sizes"),) if BOXES.search(look.words) else ()
+    named = BOXES.search(look.words) and not DECISIVE.search(look.words)
+    return (_numbers(look, "named as places or sizes"),) if named else ()
 
 
 def _numbers(look: Look, why: str) -> Part:
     """Return a part with values of many positions, or with places or sizes."""
-    if _is_row(look.array.shape) and look.rows.shape[1] <= FEW:
+    if look.rows.shape[1] <= FEW:
         return differing(look, why)
     return values(look, why) if _has_places(look.array.shape) else Part(kind="values", why=why)

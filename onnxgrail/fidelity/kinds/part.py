@@ -25,10 +25,13 @@ LAYOUTS = ((2, 3, 4, 5, 1, 0), (3, 4, 5, 6, 2, 1, 0), (1, 2, 3, 4, 6, 5, 0))
 OFTEN = 0.5  # most of something
 DECIDED = 0.1  # a score this near to 0 or 1 is decided
 SEEN = 8  # least samples whose mean tells a common pattern
-EQUAL = 1e-6  # most variance between samples, as a share of the energy, of values that do not differ
+EQUAL = 1e-11  # most variance between samples, as a share of the energy, of values that do not differ
+ALIKE = 0.001  # least standard deviation of a column, as a share of the largest one
+UNLIKE = 10.0  # times the spread of another channel from which on channels have units of their own
 COMMON = 0.77  # share of the mean in the energy from which on the loss about the mean is the higher one, by its scale
 ALONE = 0.6  # variance of the mean of columns, as a share of that of columns that vary on their own
 SURELY = 8  # up to this many such columns are no class scores; those of many classes may be so, too
+MANY, LEAST = 4096, 0.1  # most numbers of a row with units, and the share of them that may have a far smaller spread
 FEW = 16  # up to this many columns are class scores even if no class stands out, unless their softmax is flat
 BOXES = re.compile(
     r"(?<![a-z])(b?box|bboxes|loc(?!k)|kps|kpt|keypoint|landmark|lmk|point|coord|offset|regress|reg(?![a-z])|anchor|pose"
@@ -36,6 +39,7 @@ BOXES = re.compile(
 )
 FEATURES = re.compile(r"embed|pool|hidden|feat|vector|(?<![a-z])emb(?![a-z])|descriptor")
 ACTIONS = re.compile(r"(?<![a-z])actions?(?![a-z])|torque|throttle|steer")
+DECISIVE = re.compile(r"logit|(?<![a-z])(score|prob|class|conf)|classif")  # names of scores, whatever else they say
 SCORES = re.compile(r"logit|(?<![a-z])(score|prob|cls|class|conf|obj|label|heat|mask|seg|sigmoid|softmax)|classif")
 
 
@@ -59,6 +63,7 @@ class Part:
         center: the mean over samples, where it is most of the energy; differences from it are measured.
         units: of the columns, if each has its own: differences are divided by them.
         changes: differences from an input are measured, which is most of the energy.
+        relative: differences from the mean of the row are measured, which is most of the variance.
         otherwise: the content of the whole output if later samples are no probabilities.
     """
 
@@ -74,21 +79,31 @@ class Part:
     center: Floats | None = None
     units: Floats | None = None
     changes: bool = False
+    relative: bool = False
     otherwise: Part | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Look:
-    """The input of the rules: the name in lower case, values on some samples, and clues about the inputs."""
+    """The input of the rules: the name in lower case, values on some samples, and clues about the inputs.
+
+    `masked` tells that some values are what stands for minus infinity, as for actions that are not allowed.
+    """
 
     words: str
     array: Floats
     clues: Clues
+    masked: bool = False
 
     @property
     def telling(self) -> bool:
         """Return True if the samples are real, and enough to show what they have in common."""
         return len(self.array) >= SEEN and not self.clues.synthetic
+
+    @property
+    def named(self) -> bool:
+        """Return True if the output is named as scores, or masked as these are."""
+        return self.masked or bool(SCORES.search(self.words))
 
     @property
     def rows(self) -> Floats:
@@ -146,9 +161,28 @@ def centered(look: Look, least: float = -np.inf) -> Floats | None:
 def values(look: Look, why: str) -> Part:
     """Return a part with values; differences from their mean over the samples count if that is most of the energy.
 
-    Points of a face are an example: the mean is near all of them, and only the rest tells samples apart.
+    Points of a face are an example: the mean is near all of them, and only the rest tells samples apart.  Channels of
+    other units, such as a pressure beside velocities, count by their own spread.
     """
-    return Part(kind="values", why=why, center=centered(look, COMMON))
+    units = units_of(look)
+    return Part(kind="values", why=why, center=centered(look, COMMON if units is None else -np.inf), units=units)
+
+
+def units_of(look: Look) -> Floats | None:
+    """Return the spread of each number of a row, or of each channel, if their units differ; None if they do not."""
+    spread = look.array.std(axis=0)
+    if not look.telling or spread.size <= FEW:
+        return None
+    found, most = None, UNLIKE
+    for axis in range(spread.ndim):
+        others = tuple(a for a in range(spread.ndim) if a != axis)
+        channels = np.sqrt(np.square(spread).mean(axis=others, keepdims=True))
+        if not 1 < channels.size <= (FEW if others else MANY):
+            continue
+        low, high = np.quantile(channels, (0, 1) if others else (LEAST, 1 - LEAST))
+        if high > most * max(low, ALIKE * high):
+            found, most = np.broadcast_to(np.maximum(channels, ALIKE * channels.max()), spread.shape), high / low
+    return None if found is None else np.array(found)
 
 
 def vary_alone(look: Look, columns: Floats) -> bool:

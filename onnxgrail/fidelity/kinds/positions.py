@@ -15,7 +15,6 @@ from onnxgrail.fidelity.kinds.part import (
     FEW,
     LOUD,
     OFTEN,
-    SCORES,
     SLACK,
     SURELY,
     Form,
@@ -44,6 +43,7 @@ RARE = 0.3  # largest share of positions of something rare
 LETTERS, STEPS = 11, 512  # least classes of a text, the digits and a blank, and most steps of a line
 LEAST, LINE = 2, 48  # letters of a line on average; a longer text is not read as a whole
 BLANK, SPIKE = 0.25, 2.0  # least share of blanks, and most steps of a letter on average
+BRIGHT = 256.0  # upper bound of levels of an image
 RGB, TOGETHER = 3, 0.5  # channels of an image, and their least correlation
 
 
@@ -130,7 +130,7 @@ def _in_range(look: Look) -> tuple[Part, ...]:
     if not in_unit(array):
         return ()
     scores = Part(kind="scores", why="in 0..1", form="probabilities")
-    if SCORES.search(look.words):
+    if look.named:
         return (scores,)
     if sum(size >= SIDE for size in array.shape[1:]) >= 2 and between(array):
         return (values(look, "an image: in 0..1, mostly in between"),)
@@ -188,7 +188,7 @@ def _scores(look: Look) -> tuple[Part, ...]:
     """Detect raw scores of many positions: by name, or because one class stands out at most positions."""
     array = look.array
     axis = array.ndim - 1 if array.ndim == 3 else _columns(array)
-    named = bool(SCORES.search(look.words))
+    named = look.named
     if not named and (array.ndim == 3 or axis is None or not 1 < array.shape[axis] <= CLASSES or _colors(array, axis)):
         return ()
     why = "named as scores" if named else "one class stands out at most positions"
@@ -211,6 +211,8 @@ def _colors(array: Floats, axis: int) -> bool:
     rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
     if rows.shape[1] != RGB or rows.std(axis=0).min() < LOUD:
         return False
+    if rows.min() >= -1 and rows.max() <= BRIGHT:  # no raw score is limited so
+        return True
     return bool(np.corrcoef(rows, rowvar=False).min() > TOGETHER)
 
 

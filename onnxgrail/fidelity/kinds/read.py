@@ -15,7 +15,8 @@ MOST = 0.9  # share of the positions of which hardly any holds something
 def columns_of(values: Array, part: Part) -> Floats:
     """Return the columns of a part, in float64; scores of classes are multiplied by their gate, as decoders do."""
     if part.columns is None or part.axis is None:
-        return values.astype(np.float64)
+        values = values.astype(np.float64)
+        return about_row(values) if part.relative else values
     first, count = part.columns[0], len(part.columns)
     if part.columns == tuple(range(first, first + count)):  # columns side by side need no copy of their own
         values = values[(slice(None),) * part.axis + (slice(first, first + count),)]
@@ -27,6 +28,11 @@ def columns_of(values: Array, part: Part) -> Floats:
         values *= gate[..., None]
         values[..., part.gate] = gate
     return np.moveaxis(values, -1, part.axis)
+
+
+def about_row(values: Floats) -> Floats:
+    """Return rows (samples, columns) as differences from their own means."""
+    return np.asarray(values - values.mean(axis=1, keepdims=True))
 
 
 def columns_last(values: Floats, part: Part) -> Floats:
