@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrail.core import Array, Feed, Floats
-from onnxgrail.fidelity.kinds.part import FEW
+from onnxgrail.fidelity.kinds.part import ALIKE, MANY
 from onnxgrail.fidelity.sums import flat
 
 CHANGED = 0.1  # largest share of the variance that the model changes, for these changes to be judged
 COLORS = (1, 3, 4)  # channels of an image
-SIDE = 8  # least height and width
+SIDE, IMAGE = 8, 4  # least height and width, and the number of axes, of images
 EQUAL = 1e-12  # least share of the variance that is a change
 
 _Place = tuple[str, str, int, int]
@@ -33,6 +33,7 @@ class Base:
         axis: of the channels of an image, 1 or 3; 0 for other arrays, which have neither gain nor offset.
         times: factor of height and width.
         gain, offset: (channels,) how values of the input become those of the output.
+        units: of the numbers of a sample, by how much each changes; None for images and large fields.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Base:
     times: int
     gain: Floats
     offset: Floats
+    units: Floats | None = None
 
     def of(self, feed: Feed) -> Floats:
         """Return the input as the output would be if the model changed nothing, channels where the output has them."""
@@ -76,19 +78,13 @@ def _places(feed: Feed, outputs: Mapping[str, object]) -> list[_Place]:
     floats = {
         n: v for n, v in outputs.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f" and len(v.shape) > 1
     }
-    every = (
-        (output, name, axis, _times(given, value, axis) if axis else int(_is_alike(given, value)))
-        for output, value in floats.items()
-        for name, given in feed.items()
-        for axis in ((1, 3) if value.ndim == 4 else (0,))
-    )
-    return [place for place in every if place[-1]]
-
-
-def _is_alike(given: Array, output: Array) -> bool:
-    """Return True for rows or series of many numbers, and an input of their shape."""
-    many = output.ndim < 4 and output.size > FEW * len(output)
-    return many and given.shape == output.shape and given.dtype.kind == "f"
+    found = []
+    for output, value in floats.items():
+        for name, given in feed.items():
+            images = [(output, name, axis, _times(given, value, axis)) for axis in (1, 3) if value.ndim == IMAGE]
+            same = given.shape == value.shape and given.dtype.kind == "f" and value.size > len(value)
+            found += [place for place in images if place[-1]] or [(output, name, 0, 1)] * same
+    return found
 
 
 def _times(given: Array, output: Array, axis: int) -> int:
@@ -116,8 +112,11 @@ def _fitted(place: _Place, moments: Floats) -> Base | None:
     if not place[2]:
         whole = yy - y * y / count
         shares = (yy - 2 * xy + xx)[whole > 0] / whole[whole > 0]
-        near = len(shares) > 0 and EQUAL < np.median(shares) < CHANGED
-        return Base(*place[1:], np.ones(1), np.zeros(1)) if near else None
+        if not len(shares) or not EQUAL < np.median(shares) < CHANGED:
+            return None
+        spread = np.sqrt(np.maximum(yy - 2 * xy + xx, 0) / count)
+        units = np.maximum(spread, ALIKE * spread.max()) if len(spread) <= MANY else None
+        return Base(*place[1:], np.ones(1), np.zeros(1), units)
     gain = (xy - x * y / count) / np.maximum(xx - x * x / count, 1e-30)
     whole = (yy - y * y / count).sum()
     left = whole - (gain * (xy - x * y / count)).sum()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxgrail.core import Array, Feed
+from onnxgrail.core import Array, Feed, Floats
 
 STEERS = re.compile(r"(?<![a-z])(actions?|controls?|torques?|commands?)(?![a-z])")
 STATES = re.compile(r"present|past|cache|state|hidden|memory|(?<![a-z])[hc][xn]?(?![a-z])")
@@ -30,7 +30,7 @@ class Clues:
         synthetic: True if the inputs are random.
         lists: names of the outputs that are lists, as far as known; `Lists` adds to it.
         common: lengths of axes that several outputs have, such as the positions of scores and boxes.
-        changes: names of the outputs that are an input with small changes.
+        changes: by name of an output that is an input with small changes, units of its numbers, if they have any.
         detected: names of the outputs that have nothing but scores of detections; the comparer adds to it.
         steered: an input is an action.
         echoes: names in lower case of outputs that resemble an input, as those of autoencoders do.
@@ -43,7 +43,7 @@ class Clues:
     synthetic: bool = False
     lists: set[str] = field(default_factory=set)
     common: frozenset[int] = frozenset()
-    changes: frozenset[str] = frozenset()
+    changes: Mapping[str, Floats | None] = field(default_factory=dict)
     detected: set[str] = field(default_factory=set)
     echoes: frozenset[str] = frozenset()
     steered: bool = False

@@ -298,7 +298,7 @@ def test_a_field_in_a_row_is_no_embedding() -> None:
     for rows in (field, np.exp(field / 8)):
         tally = Tally()
         tally.add({"y": rows}, {"y": 0.7 * rows})
-        assert losses_of(tally)[0].mean > 0.05
+        assert losses_of(tally)[0].mean > 0.03
 
 
 @pytest.mark.parametrize(

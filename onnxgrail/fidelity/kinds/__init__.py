@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -81,7 +82,10 @@ def _told(name: str, arrays: Sequence[Array], clues: Clues) -> Part | None:
         beside = bool(clues.detected & clues.lists) and all(array.ndim == 3 for array in arrays)  # of scores, in rows
         return Part(kind="values", why=LISTED, axis=2 if beside else None)
     if name in clues.changes:
-        return Part(kind="values", why="much like an input", changes=True)
+        units = clues.changes[name]
+        units = None if units is None or units.size != math.prod(arrays[0].shape[1:]) else units
+        units = None if units is None else units.reshape(arrays[0].shape[1:])
+        return Part(kind="values", why="much like an input", changes=True, units=units)
     return Part(kind="state", why="fed back as an input") if clues.is_state(name, arrays[0].shape) else None
 
 

@@ -74,8 +74,9 @@ def _squares(batch: Batch) -> Floats:
         return _errors(*batch.compared())
     distances = batch.distances
     if batch.part.changes:
-        error, energy = _errors(batch.a, batch.b).T
-        return np.stack([error, np.minimum(energy, CHANGED * distances.energy)], axis=1)
+        error, energy = _errors(*batch.compared()).T
+        most = np.inf if batch.part.units is not None else CHANGED * distances.energy
+        return np.stack([error, np.minimum(energy, most)], axis=1)
     if batch.part.columns is None:
         return np.stack([distances.error, distances.energy], axis=1)
     return _errors(batch.a, batch.b)
