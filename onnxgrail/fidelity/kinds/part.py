@@ -180,8 +180,9 @@ def units_of(look: Look) -> Floats | None:
         if not 1 < channels.size <= (FEW if others else MANY):
             continue
         low, high = np.quantile(channels, (0, 1) if others else (LEAST, 1 - LEAST))
-        if high > most * max(low, ALIKE * high):
-            found, most = np.broadcast_to(np.maximum(channels, ALIKE * channels.max()), spread.shape), high / low
+        times = high / max(low, ALIKE * high) if high > 0 else 0.0
+        if times > most:
+            found, most = np.broadcast_to(np.maximum(channels, ALIKE * channels.max()), spread.shape), times
     return None if found is None else np.array(found)
 
 
