@@ -97,3 +97,9 @@ def text(node: ir.Node, name: str, default: str = "") -> str:
     """Return a string attribute, or the default."""
     found = node.attributes.get(name)
     return default if found is None or found.type != ir.AttributeType.STRING else found.as_string()
+
+
+def sole(value: ir.Value) -> ir.Node | None:
+    """Return the only reader of a value; None if there are several, or if it is an output."""
+    readers = {use.node for use in value.uses()}
+    return next(iter(readers)) if len(readers) == 1 and not value.is_graph_output() else None

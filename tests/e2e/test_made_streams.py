@@ -1,4 +1,7 @@
-"""Residual streams that begin with constants: learned queries (DETR), and numbers times a row each (FT-Transformer)."""
+"""Residual streams that begin with constants, or that are divided by their length.
+
+Learned queries (DETR), numbers times a row each (FT-Transformer), `torch.nn.functional.normalize` as a normalization.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,27 @@ BEGINNINGS = {
     """,
 }
 
+LENGTHS = """
+    x0 = MatMul(x, start)
+    l0 = ReduceL2(x0, last)
+    c0 = Clip(l0, least)
+    size = Shape(x0)
+    e0 = Expand(c0, size)
+    n0 = Div(x0, e0)
+    m0 = Mul(n0, root)
+    y0 = Mul(m0, g0)
+    h0 = MatMul(y0, up)
+    r0 = Relu(h0)
+    d0 = MatMul(r0, down)
+    x1 = Add(x0, d0)
+    l1 = ReduceL2(x1, last)
+    k1 = Mul(l1, share)
+    a1 = Add(k1, least)
+    n1 = Div(x1, a1)
+    y1 = Mul(n1, g1)
+    y = MatMul(y1, head)
+"""
+
 
 def planted(beginning: str) -> ir.Model:
     """A network whose stream has few directions, none of them with a mean."""
@@ -62,21 +86,26 @@ def planted(beginning: str) -> ir.Model:
         "queries": inside(1, TOKENS),
         "down": inside(48),
         "other": inside(WIDTH),
+        "start": inside(COUNT),
+        "least": np.float32(1e-8),
+        "root": np.float32(WIDTH**0.5),
+        "share": np.float32(WIDTH**-0.5),
         "mix": (COUNT, WIDTH),
         "up": (WIDTH, 48),
         "head": (WIDTH, 3),
         **dict.fromkeys(("g0", "s0", "g1", "s1"), (WIDTH,)),
-        "last": ints(2),
+        "last": ints(-1),
         "middle": ints(1),
         "one": ints(1, WIDTH),
         "many": ints(TOKENS, WIDTH),
     }
-    body = BEGINNINGS[beginning] + BLOCK
+    body = LENGTHS if beginning == "lengths" else BEGINNINGS[beginning] + BLOCK
     used = {name: value for name, value in weights.items() if f"{name})" in body or f"{name}," in body}
-    return tiny(f"float[N,{COUNT}] x => float[N,S,3] y", body, used)
+    outputs = "N,3" if beginning == "lengths" else "N,S,3"
+    return tiny(f"float[N,{COUNT}] x => float[{outputs}] y", body, used)
 
 
-@pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.parametrize("beginning", [*BEGINNINGS, "lengths"])
 def test_such_a_stream_is_narrowed_exactly(beginning: str) -> None:
     model = planted(beginning)
     x = {"x": np.random.default_rng(1).normal(size=(64, COUNT)).astype(np.float32)}

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Refusal
-from onnxgrail.graph.attributes import given, moved_from
+from onnxgrail.graph.attributes import given, moved_from, sole
 from onnxgrail.graph.cost.counting import node_macs
 from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.io.running.widen import has_bfloat16, true_types
@@ -18,7 +18,6 @@ from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, hand_over
 from onnxgrail.graph.rotate.layers import Slot, reading
 from onnxgrail.graph.rotate.marked import BRIDGE
-from onnxgrail.graph.rotate.norms import sole
 from onnxgrail.graph.rotate.streams import Stream, Wall
 from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Survey

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Array, Floats
-from onnxgrail.graph.attributes import input_of, integer, integers, maker_of, name_of, number
-from onnxgrail.graph.trace.facts import Facts, constant_of
+from onnxgrail.core import Floats
+from onnxgrail.graph.attributes import input_of, integer, integers, maker_of, name_of, number, sole
+from onnxgrail.graph.trace.facts import Facts, scalar_of, vector_of
 
+SMALL = 1e-5  # largest number that a length is at least
+LENGTHENED = ("Clip", "Max", "Mul", "Add", "Expand")  # between a length and the division by it
 EPSILON = 1e-5  # the default of LayerNormalization
 FUSED = {"LayerNormalization": True, "RMSNormalization": False, "SimplifiedLayerNormalization": False}
 
@@ -42,7 +44,8 @@ def norms_of(model: ir.Model, facts: Facts) -> list[Norm]:
     """Return the normalizations of a graph, in graph order."""
     found = []
     for node in model.graph:
-        norm = _fused(node, facts) if node.op_type in FUSED else _written_out(node, facts)
+        written = _of_length if node.op_type == "ReduceL2" else _written_out
+        norm = _fused(node, facts) if node.op_type in FUSED else written(node, facts)
         if norm is not None:
             found.append(norm)
     return found
@@ -79,7 +82,7 @@ def _fused(node: ir.Node, facts: Facts) -> Norm | None:
         return None
     if integer(node, "axis", -1) % len(shape) != len(shape) - 1 or any(v.uses() for v in node.outputs[1:]):
         return None
-    vectors = [_vector(node, k, facts, shape[-1]) for k in (1, 2)]
+    vectors = [vector_of(node, k, facts, shape[-1]) for k in (1, 2)]
     if any(vector is None and input_of(node, k) is not None for k, vector in enumerate(vectors, 1)):
         return None
     return Norm(
@@ -92,17 +95,6 @@ def _fused(node: ir.Node, facts: Facts) -> Norm | None:
         gain=vectors[0],
         shift=vectors[1],
     )
-
-
-def _vector(node: ir.Node, operand: int, facts: Facts, width: int) -> Floats | None:
-    """Return a constant operand with one number per position of the last axis; None for anything else."""
-    value = input_of(node, operand)
-    if value is None or value.name not in facts.constants or value.name in facts.stored:
-        return None
-    array = constant_of(value, value.name or "", facts)
-    if array is None or array.size != width or array.shape[-1:] != (width,):
-        return None
-    return np.asarray(array, dtype=np.float64).ravel()
 
 
 def _written_out(node: ir.Node, facts: Facts) -> Norm | None:
@@ -129,6 +121,37 @@ def _written_out(node: ir.Node, facts: Facts) -> Norm | None:
     if divided is not None:
         return _with_vectors(_ended(norm, divided), facts)
     return _scaled_apart(norm, found, after, facts)
+
+
+def _of_length(node: ir.Node, facts: Facts) -> Norm | None:
+    """Return the normalization that divides by the length of x: the root of the width times the root mean square."""
+    source, width = node.inputs[0], facts.shapes.get(name_of(node, 0), (0,))[-1]
+    if source is None or not _is_over_last(node, facts):
+        return None
+    nodes, times, least = [node], 1.0, 0.0
+    while (reader := sole(nodes[-1].outputs[0])) is not None and reader.op_type in LENGTHENED:
+        known = [scalar_of(v, facts) for v in reader.inputs if v is not None and v is not nodes[-1].outputs[0]]
+        if reader.op_type != "Expand":
+            if len(known) != 1 or known[0] is None:
+                return None
+            times *= known[0] if reader.op_type == "Mul" else 1.0
+            least = {"Mul": least * known[0], "Add": least + known[0]}.get(reader.op_type, max(least, known[0]))
+        nodes.append(reader)
+    if reader is None or reader.op_type != "Div" or [*reader.inputs] != [source, nodes[-1].outputs[0]]:
+        return None
+    size, gain = times * width**0.5, 1.0
+    nodes.append(reader)
+    while (reader := sole(nodes[-1].outputs[0])) is not None and reader.op_type == "Mul":
+        factors = [n for value in reader.inputs if (n := scalar_of(value, facts)) is not None]
+        if not factors:
+            break
+        gain *= factors[0]
+        nodes.append(reader)
+    if size <= 0 or not least <= SMALL:
+        return None
+    sizes = {"width": width, "epsilon": (least / size) ** 2, "centered": False}
+    norm = _with_vectors(Norm(nodes=tuple(nodes), source=source, result=nodes[-1].outputs[0], **sizes), facts)
+    return replace(norm, gain=np.full(width, gain / size) * (1.0 if norm.gain is None else norm.gain))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +191,7 @@ def _less_squared_mean(means: _Means, facts: Facts) -> _Means:
         return means
     steps, least = [*means.steps, product, less], sole(less.outputs[0])
     if least is not None and least.op_type == "Max":
-        steps += [least] if any(_scalar(value, facts) == 0 for value in least.inputs) else []
+        steps += [least] if any(scalar_of(value, facts) == 0 for value in least.inputs) else []
     return _Means(x, apart[0].outputs[0], [maker, apart[0]], steps)
 
 
@@ -181,7 +204,7 @@ def _scaled_apart(norm: Norm, means: _Means, after: ir.Node, facts: Facts) -> No
     scale, gain = nodes[-1].outputs[0] if nodes else None, None
     reader = sole(scale) if scale is not None else None
     if reader is not None and scale is not None and reader.op_type == "Mul":
-        gain = _vector(reader, 1 - reader.inputs.index(scale), facts, norm.width)
+        gain = vector_of(reader, 1 - reader.inputs.index(scale), facts, norm.width)
         nodes, scale = [*nodes, reader], reader.outputs[0] if gain is not None else None
     if scale is None:
         return None
@@ -207,7 +230,7 @@ def _shifted(norm: Norm, scale: ir.Value, mean: ir.Value, facts: Facts) -> Norm 
     nodes = [*([negative] if negative is not None else []), second, last]
     if product in last.inputs and sole(product) is last:
         return _ended(norm, nodes)
-    shift, end = _vector(last, operand, facts, norm.width), sole(product)
+    shift, end = vector_of(last, operand, facts, norm.width), sole(product)
     if (
         shift is None
         or end is None
@@ -218,29 +241,21 @@ def _shifted(norm: Norm, scale: ir.Value, mean: ir.Value, facts: Facts) -> Norm 
     return replace(_ended(norm, [*nodes, end]), shift=shift)
 
 
-def sole(value: ir.Value) -> ir.Node | None:
-    """Return the only reader of a value; None if there are several, or if it is an output."""
-    readers = {use.node for use in value.uses()}
-    return next(iter(readers)) if len(readers) == 1 and not value.is_graph_output() else None
-
-
 def _is_mean(node: ir.Node, facts: Facts) -> bool:
     """Return True if a node computes the mean over the last axis alone and keeps it with length 1."""
-    shape = facts.shapes.get(name_of(node, 0))
-    if not shape or not integer(node, "keepdims", 1) or node.op_type not in ("ReduceMean", "GlobalAveragePool"):
-        return False
     if node.op_type == "GlobalAveragePool":
-        return len(shape) == 3
+        return len(facts.shapes.get(name_of(node, 0), ())) == 3
+    return node.op_type == "ReduceMean" and _is_over_last(node, facts)
+
+
+def _is_over_last(node: ir.Node, facts: Facts) -> bool:
+    """Return True if a node reduces the last axis alone and keeps it with length 1."""
+    shape = facts.shapes.get(name_of(node, 0))
+    if not shape or not integer(node, "keepdims", 1):
+        return False
     given = facts.values.get(name_of(node, 1))
     axes = integers(node, "axes") if given is None else tuple(int(a) for a in given.ravel())
     return len(axes) == 1 and axes[0] % len(shape) == len(shape) - 1
-
-
-def _scalar(value: ir.Value | None, facts: Facts) -> float | None:
-    if value is None or value.name not in facts.constants:
-        return None
-    array: Array | None = constant_of(value, value.name or "", facts)
-    return float(array.ravel()[0]) if array is not None and array.size == 1 else None
 
 
 def _squared(node: ir.Node | None, facts: Facts) -> ir.Value | None:
@@ -248,7 +263,7 @@ def _squared(node: ir.Node | None, facts: Facts) -> ir.Value | None:
     if node is None or node.op_type not in ("Pow", "Mul") or len(node.inputs) < 2:
         return None
     first, second = node.inputs[0], node.inputs[1]
-    square = first is second if node.op_type == "Mul" else _scalar(second, facts) == 2.0
+    square = first is second if node.op_type == "Mul" else scalar_of(second, facts) == 2.0
     return first if square else None
 
 
@@ -263,7 +278,7 @@ def _epsilon(node: ir.Node, facts: Facts) -> tuple[float, ir.Node | None]:
     if reader is None or reader.op_type != "Add":
         return 0.0, None
     other = next((v for v in reader.inputs if v is not node.outputs[0]), None)
-    found = _scalar(other, facts)
+    found = scalar_of(other, facts)
     return (0.0, None) if found is None else (found, reader)
 
 
@@ -284,7 +299,7 @@ def _inverse(node: ir.Node, facts: Facts) -> list[ir.Node]:
     last = sole(root.outputs[0]) if root is not None and power > 0 else None
     if root is None or last is None:
         return [] if root is None or power > 0 else [root]
-    inverse = last.op_type == "Reciprocal" or (last.op_type == "Div" and _scalar(last.inputs[0], facts) == 1.0)
+    inverse = last.op_type == "Reciprocal" or (last.op_type == "Div" and scalar_of(last.inputs[0], facts) == 1.0)
     return [root, last] if inverse else []
 
 
@@ -292,7 +307,7 @@ def _root(node: ir.Node, facts: Facts) -> tuple[ir.Node | None, float]:
     """Return the node that computes a root of this node's output, and the power: 0.5, or -0.5 for the inverse."""
     root = sole(node.outputs[0])
     power = 0.5 if root is not None and root.op_type == "Sqrt" else None
-    power = _scalar(root.inputs[1], facts) if root is not None and root.op_type == "Pow" else power
+    power = scalar_of(root.inputs[1], facts) if root is not None and root.op_type == "Pow" else power
     return (root, power) if power in (0.5, -0.5) else (None, 0.0)
 
 
@@ -319,7 +334,7 @@ def _with_vectors(norm: Norm, facts: Facts) -> Norm:
         vector = None
         if reader is not None and reader.op_type == op and len(reader.inputs) == 2:
             operand = 1 if reader.inputs[0] is value else 0
-            vector = _vector(reader, operand, facts, norm.width)
+            vector = vector_of(reader, operand, facts, norm.width)
         if vector is None or reader is None:
             break
         norm = replace(norm, nodes=(*norm.nodes, *between, reader), result=reader.outputs[0])

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.core import Array, Feed, Ints
-from onnxgrail.graph.attributes import HALVES, LAYOUTS, given, integer
+from onnxgrail.core import Array, Feed, Floats, Ints
+from onnxgrail.graph.attributes import HALVES, LAYOUTS, given, input_of, integer
 from onnxgrail.graph.stored.integers import Stored
 
 OWN, CHOICE = "onnxgrail", "If"  # domain and name of the in-memory operator that replaces an If with flattened branches
@@ -123,6 +123,25 @@ def constant_of(value: ir.Value | None, name: str, facts: Facts) -> Array | None
     found = facts.values.get(name)
     half = half_of(value) if value is not None and found is None else None  # which no run has seen yet
     return found if half is None or half.const_value is None else half.const_value.numpy().astype(np.float32)
+
+
+def scalar_of(value: ir.Value | None, facts: Facts) -> float | None:
+    """Return a constant of one number; None for anything else."""
+    if value is None or value.name not in facts.constants:
+        return None
+    array: Array | None = constant_of(value, value.name or "", facts)
+    return float(array.ravel()[0]) if array is not None and array.size == 1 else None
+
+
+def vector_of(node: ir.Node, operand: int, facts: Facts, width: int) -> Floats | None:
+    """Return a constant operand with one number per position of the last axis; None for anything else."""
+    value = input_of(node, operand)
+    if value is None or value.name not in facts.constants or value.name in facts.stored:
+        return None
+    array = constant_of(value, value.name or "", facts)
+    if array is None or array.size != width or array.shape[-1:] != (width,):
+        return None
+    return np.asarray(array, dtype=np.float64).ravel()
 
 
 def held(value: ir.Value, facts: Facts) -> Array:
