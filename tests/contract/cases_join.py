@@ -196,6 +196,13 @@ SIZES = [
     ),
     Case(
         op="Expand",
+        body="s = Shape(h)\nc = Expand(level, s)\nz = Max(h, c)",
+        weights={"level": np.array(0.1, np.float32)},
+        frame="tokens",
+        note="full-like",
+    ),
+    Case(
+        op="Expand",
         body="s = Shape<end=1>(x)\nt = Concat<axis=0>(s, o)\nc = Expand(one, t)\nz = Mul(h, c)",
         weights={"o": ints(8), "one": np.array([[3]], np.float32)},
         note="filled",

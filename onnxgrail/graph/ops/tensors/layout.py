@@ -86,6 +86,8 @@ def expand(site: Site) -> None:
     if made(site):
         return
     before, after = site.shape(0), site.out_shape()
+    if site.is_constant(0) and math.prod(before) == 1:  # filled with one number: each reader takes what it needs
+        return
     offset = len(after) - len(before)
     sizes = [1] * offset + list(before)
     marks = [Mark(tuple(a + offset for a in m.axes), m.labels) for m in site.marks(0)]
