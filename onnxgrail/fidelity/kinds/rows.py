@@ -168,7 +168,8 @@ def _is_smooth(look: Look) -> bool:
 
 def _echo(look: Look) -> tuple[Part, ...]:
     """Detect what an autoencoder makes of an input."""
-    return (differing(look, "resembles an input"),) if look.words in look.clues.echoes else ()
+    known = look.words in look.clues.echoes and not look.masked  # a mask of actions resembles their scores
+    return (differing(look, "resembles an input"),) if known else ()
 
 
 def _class_row(look: Look) -> tuple[Part, ...]:
