@@ -14,6 +14,7 @@ from onnxgrail.graph.rotate.marked import MADE
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
+HEADED = 4  # axes of a tensor that may have one for heads
 RUNTIME = "which positions it takes is computed at run time"
 
 
@@ -86,7 +87,7 @@ def expand(site: Site) -> None:
     if made(site):
         return
     before, after = site.shape(0), site.out_shape()
-    if site.is_constant(0) and math.prod(before) == 1:  # filled with one number: each reader takes what it needs
+    if site.is_constant(0) and math.prod(before) == 1 and len(after) < HEADED:  # each reader takes what it needs
         return
     offset = len(after) - len(before)
     sizes = [1] * offset + list(before)
