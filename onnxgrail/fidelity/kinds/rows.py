@@ -132,7 +132,7 @@ def with_relative(look: Look, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Add the differences from the mean of a row where that is most of the variance, as for values of actions."""
     values = len(parts) == 1 and parts[0].kind == "values" and parts[0].center is not None and parts[0].columns is None
     rest = look.rows - look.rows.mean(axis=0)
-    if not values or look.array.ndim != PAIR or rest.mean(axis=1).var() <= COMMON * rest.var(axis=0).mean():
+    if not values or look.array.shape != look.rows.shape or rest.mean(axis=1).var() <= COMMON * rest.var(axis=0).mean():
         return parts
     own = differing(replace(look, array=about_row(look.array)), "differences from the mean of the row")
     return (*parts, replace(own, relative=True)) if own.center is not None else parts
