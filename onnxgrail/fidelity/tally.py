@@ -11,7 +11,7 @@ from onnxgrail.core import Array, Bools, Feed, Floats
 from onnxgrail.fidelity.clues import Clues
 from onnxgrail.fidelity.goals import Goals
 from onnxgrail.fidelity.kinds import OTHER, parts_of
-from onnxgrail.fidelity.kinds.part import DETECTED, Part
+from onnxgrail.fidelity.kinds.part import DETECTED, PEAKS, Part
 from onnxgrail.fidelity.measures import MEASURES
 from onnxgrail.fidelity.measures.seen import SQUARED, Seen
 from onnxgrail.fidelity.result import Fidelity, Table, Verdict, finish
@@ -202,9 +202,11 @@ class _Judge:
         self.spreads = [Spread() for _ in self.parts]
 
     def active(self, seen: Seen) -> Iterator[Bools]:
-        """Yield the masks (n, positions) of positions with a score that is read."""
-        if self._fits(seen) and seen.wanted.ndim in (2, 3):
-            yield from (seen.active(part) for part in self.parts if part.kind == "scores")
+        """Yield the masks of positions with a score that is read: (n, positions), of heat maps (n, height, width)."""
+        lists = seen.wanted.ndim in (2, 3)
+        if self._fits(seen):
+            parts = (part for part in self.parts if part.kind == "scores" and (lists or part.why == PEAKS))
+            yield from (seen.active(part) for part in parts)
 
     def measure(self, seen: Seen, positions: Mapping[tuple[int, ...], Bools]) -> None:
         """Measure one batch.

@@ -325,3 +325,21 @@ def test_events_that_hardly_ever_fail_are_numbers_too() -> None:
     assert [part.kind for part in parts_of("y", [sure], Clues())] == ["classes", "values"]
     survival = np.exp(-np.cumsum(0.002 * RNG.exponential(size=(200, 24)), axis=1))
     assert [part.kind for part in parts_of("y", [survival], Clues())] == ["scores", "values"]
+
+
+def test_sizes_beside_a_heat_map_count_at_its_peaks() -> None:
+    """As of a detector that finds centers (CenterNet): elsewhere, a size means nothing."""
+    heat = 0.02 * RNG.random((40, 2, 12, 12))
+    rows, columns = RNG.integers(12, size=(2, 40))
+    heat[np.arange(40), 0, rows, columns] = 0.95
+    sizes = 3 + RNG.standard_normal((40, 2, 12, 12))
+    wrong = sizes.copy()
+    wrong[np.arange(40), :, rows, columns] *= 2
+    tally = Tally()
+    tally.add({"hm": heat, "wh": sizes}, {"hm": heat, "wh": wrong})
+    loss = losses_of(tally)[0]
+    assert (loss.output, loss.mean > 0.9) == ("wh", True)
+    tally = Tally()
+    wrong = np.where(heat.max(axis=1, keepdims=True) > 0.1, sizes, 2 * sizes)
+    tally.add({"hm": heat, "wh": sizes}, {"hm": heat, "wh": wrong})
+    assert losses_of(tally)[0].mean < 0.01

@@ -16,6 +16,7 @@ from onnxgrail.fidelity.sums import flat
 Form = Literal["values", "probabilities", "logits", "binary"]
 
 DETECTED = "of detections"  # why numbers are scores
+PEAKS = "a heat map: mostly near 0, up to about 1"  # why numbers are scores; sizes beside it count at its peaks
 ACTIVE = 0.1  # scores below it in both models are ignored
 SLACK = 1e-3  # tolerance of a sum of probabilities
 LOUD = 10.0  # spread of a row of many numbers from which on they are no logits: all of them would be decided

@@ -15,6 +15,7 @@ from onnxgrail.fidelity.kinds.part import (
     FEW,
     LOUD,
     OFTEN,
+    PEAKS,
     SLACK,
     SURELY,
     Form,
@@ -121,7 +122,7 @@ def _heat(look: Look) -> tuple[Part, ...]:
     if array.ndim < 4 or array.min() < -FOUND or not FOUND < array.max() < HEAT:
         return ()
     empty = np.mean(np.abs(array) < DECIDED) > EMPTY
-    return (Part(kind="scores", why="a heat map: mostly near 0, up to about 1"),) if empty else ()
+    return (Part(kind="scores", why=PEAKS),) if empty else ()
 
 
 def _in_range(look: Look) -> tuple[Part, ...]:

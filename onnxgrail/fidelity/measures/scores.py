@@ -18,6 +18,7 @@ TOP = 100  # one score in 100 is at the top
 LEAST = 1e-3  # smallest score that can be at the top
 SPARSE = 64  # one score in 64 bounds the highest ones
 MANY = 8  # samples of which some should be of another class
+BOXED = 3  # axes of lists of scores; maps have more
 COUNTED = 5  # sums of positives and of top scores
 
 # ------------------------------------------------------------------------------------------------------ class scores
@@ -101,7 +102,7 @@ def _scores(batch: Batch) -> Floats:
 
 
 def active(part: Part, a: Floats, b: Floats) -> Bools:
-    """Return the mask (n, positions) of positions with a score that counts in one of the models.
+    """Return the mask (n, positions) or (n, height, width) of positions with a score that counts in one of the models.
 
     Args:
         part: scores of many positions.
@@ -111,6 +112,9 @@ def active(part: Part, a: Floats, b: Floats) -> Bools:
     masks = []
     for values in (a, b):
         chances = chances_of(values, part)
+        if chances.ndim > BOXED:  # a heat map, channels first
+            masks.append((chances > part.least).any(axis=1))
+            continue
         masks.append((chances > part.least).reshape(*chances.shape[:2], -1).any(axis=-1))
     return np.asarray(masks[0] | masks[1])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from onnxgrail.core import Array, Bools, Floats
-from onnxgrail.fidelity.kinds.part import SLACK, Part
+from onnxgrail.fidelity.kinds.part import FEW, SLACK, Part
 from onnxgrail.fidelity.kinds.read import columns_of
 from onnxgrail.fidelity.lists import LISTED
 from onnxgrail.fidelity.measures.measure import Batch
@@ -16,6 +16,7 @@ from onnxgrail.fidelity.measures.scores import active
 from onnxgrail.fidelity.measures.sparse import sparse
 from onnxgrail.fidelity.sums import BLOCK, PER_SAMPLE, Distances, usable, widened
 
+MAP = 4  # axes of maps, channels first
 DISTANT = frozenset({"tokens", "labels"})  # kinds whose measure needs only distances
 SQUARED = frozenset({"values", "state"})  # kinds whose error and energy are among the distances
 
@@ -97,6 +98,9 @@ class Seen:
         """
         shape = self.wanted.shape
         listed = part.why == LISTED and part.axis is None  # as long as another output by chance only
+        if part.kind == "values" and len(shape) == MAP and shape[1] <= FEW:
+            mask = positions.get((shape[0], *shape[2:]))
+            return None if mask is None else np.expand_dims(mask, 1)
         if part.kind != "values" or len(shape) != 3 or listed:
             return None
         for axis in (1, 2) if part.axis is None else (3 - part.axis,):
