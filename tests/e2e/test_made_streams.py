@@ -1,4 +1,4 @@
-"""Residual streams that begin with constants, or that are divided by their length.
+"""Residual streams that begin with constants, are divided by their length, or are read and written by Einsum.
 
 Learned queries (DETR), numbers times a row each (FT-Transformer), `torch.nn.functional.normalize` as a normalization.
 """
@@ -49,6 +49,16 @@ BEGINNINGS = {
     """,
 }
 
+EINSUMS = """
+    x0 = MatMul(x, start)
+    y0 = LayerNormalization(x0, g0, s0)
+    h0 = Einsum<equation="nd,df->nf">(y0, up)
+    r0 = Relu(h0)
+    d0 = Einsum<equation="nf,df->nd">(r0, turned)
+    x1 = Add(x0, d0)
+    y1 = LayerNormalization(x1, g1, s1)
+    y = MatMul(y1, head)
+"""
 LENGTHS = """
     x0 = MatMul(x, start)
     l0 = ReduceL2(x0, last)
@@ -87,6 +97,7 @@ def planted(beginning: str) -> ir.Model:
         "down": inside(48),
         "other": inside(WIDTH),
         "start": inside(COUNT),
+        "turned": np.ascontiguousarray(inside(48).T),
         "least": np.float32(1e-8),
         "root": np.float32(WIDTH**0.5),
         "share": np.float32(WIDTH**-0.5),
@@ -99,13 +110,14 @@ def planted(beginning: str) -> ir.Model:
         "one": ints(1, WIDTH),
         "many": ints(TOKENS, WIDTH),
     }
-    body = LENGTHS if beginning == "lengths" else BEGINNINGS[beginning] + BLOCK
+    whole = {"lengths": LENGTHS, "einsums": EINSUMS}
+    body = whole[beginning] if beginning in whole else BEGINNINGS[beginning] + BLOCK
     used = {name: value for name, value in weights.items() if f"{name})" in body or f"{name}," in body}
-    outputs = "N,3" if beginning == "lengths" else "N,S,3"
+    outputs = "N,3" if beginning in whole else "N,S,3"
     return tiny(f"float[N,{COUNT}] x => float[{outputs}] y", body, used)
 
 
-@pytest.mark.parametrize("beginning", [*BEGINNINGS, "lengths"])
+@pytest.mark.parametrize("beginning", [*BEGINNINGS, "lengths", "einsums"])
 def test_such_a_stream_is_narrowed_exactly(beginning: str) -> None:
     model = planted(beginning)
     x = {"x": np.random.default_rng(1).normal(size=(64, COUNT)).astype(np.float32)}

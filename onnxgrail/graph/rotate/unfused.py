@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrail.core import Array
 from onnxgrail.graph.attributes import MICROSOFT, given, integer, name_of, names_of, number, text
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.products import FUSED as PRODUCTS
 from onnxgrail.graph.products import letters_of, orders_of
 from onnxgrail.graph.rewrite.unique import free_name, take_place
 from onnxgrail.graph.rotate.marked import PLAIN
-from onnxgrail.graph.trace.facts import Facts
+from onnxgrail.graph.trace.facts import Facts, constant_of
 
 FUSED = {"SkipLayerNormalization": "LayerNormalization", "SkipSimplifiedLayerNormalization": PLAIN}
 EPSILON = 1e-12  # the default of both
 LAYER_NORM = 17  # first opset with LayerNormalization
+PAIR = 2  # operands of a product, and axes of a matrix
 MOVED = ("transBatchA", "transBatchB")  # attributes of fused products, for each operand
 
 _Known = tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]
@@ -46,21 +48,46 @@ def separate(model: ir.Model, facts: Facts) -> Facts:
 def move_axes(model: ir.Model, facts: Facts) -> Facts:
     """Put a Transpose wherever a product itself moves axes of its operands or of its result.
 
-    A fused product may move the first axis after the others. An Einsum of two activations that is a matrix product
-    becomes one. The model is changed in place; the facts are returned with the new values.
+    A fused product may move the first axis after the others. An Einsum of two activations, or of one and a matrix, that
+    is a matrix product becomes one. The model is changed in place; the facts are returned with the new values.
     """
     products = [node for node in model.graph if node.domain == MICROSOFT and node.op_type in PRODUCTS]
     sums = [node for node in model.graph if not node.domain and node.op_type == "Einsum"]
     if not products and not sums:
         return facts
-    known = dict(facts.shapes), dict(facts.dtypes)
+    known, turned = (dict(facts.shapes), dict(facts.dtypes)), dict[str, Array]()
     for node in products:
         _move_first(model.graph, node, known)
     for node in sums:
         names = names_of(node.inputs)
-        if facts.constants.isdisjoint(names) and all(name in known[0] for name in names):
+        if not all(name in known[0] for name in names):
+            continue
+        if facts.constants.isdisjoint(names):
             _multiply(model.graph, node, known)
-    return replace(facts, shapes=known[0], dtypes=known[1])
+        elif len(names) == PAIR and names[0] not in facts.constants:
+            turned |= _multiply_weight(model.graph, node, known, facts)
+    constants, values = facts.constants | turned.keys(), {**facts.values, **turned}
+    return replace(facts, shapes=known[0], dtypes=known[1], constants=constants, values=values)
+
+
+def _multiply_weight(graph: ir.Graph, node: ir.Node, known: _Known, facts: Facts) -> dict[str, Array]:
+    """Replace an Einsum by the product with a matrix that it is; return the matrix by its name if it was transposed."""
+    shapes, _ = known
+    (rows, weight), result = letters_of(text(node, "equation"), [len(shapes[name]) for name in names_of(node.inputs)])
+    own = [letter for letter in weight if letter != rows[-1]]
+    array = constant_of(node.inputs[1], name_of(node, 1), facts)
+    matrix = array is not None and len(weight) == PAIR and len(own) == 1
+    if array is None or not matrix or rows[-1] in result or result != rows[:-1] + own[0]:
+        return {}
+    product = ir.Node("", "MatMul", list(node.inputs), num_outputs=1, name=node.name)
+    product.metadata_props.update(node.metadata_props)
+    graph.insert_before(node, product)
+    turned = weight[0] != rows[-1]
+    if turned:
+        _move(graph, product, 1, [1, 0], known)
+    take_place(node.outputs[0], product.outputs[0])
+    graph.remove(node, safe=True)
+    return {name_of(product, 1): array.T} if turned else {}
 
 
 def _move_first(graph: ir.Graph, node: ir.Node, known: _Known) -> None:
