@@ -203,10 +203,12 @@ def run_both(
     total = len(batches)
     with ExitStack() as stack:
         one, two = (stack.enter_context(open_session(model, setup)) for model in (pair.a, pair.b))
-        first = one.run(batches.feeds[0]())
+        first: dict[Callable[[], Feed], Feed] = {}
 
         def run(make: Callable[[], Feed], feed: Feed) -> Feed:
-            return first if make is batches.feeds[0] else one.run(feed)
+            if not first:
+                first[make] = one.run(feed)
+            return first[make] if make in first else one.run(feed)
 
         comparer = comparer_of(one, batches, run, texts=texts)
         tally.clues = comparer.clues

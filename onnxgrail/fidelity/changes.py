@@ -109,18 +109,19 @@ def _moments(place: _Place, feed: Feed, outputs: Mapping[str, object]) -> Floats
 def _fitted(place: _Place, moments: Floats) -> Base | None:
     """Return the input with the gains and offsets of least error; None if they leave much of the variance."""
     count, x, y, xx, xy, yy = moments
+    whole = yy - y * y / count
     if not place[2]:
-        whole = yy - y * y / count
-        shares = (yy - 2 * xy + xx)[whole > 0] / whole[whole > 0]
+        changed = yy - 2 * xy + xx
+        shares = changed[whole > 0] / whole[whole > 0]
         if not len(shares) or not EQUAL < np.median(shares) < CHANGED:
             return None
-        spread = np.sqrt(np.maximum(yy - 2 * xy + xx, 0) / count)
+        spread = np.sqrt(np.maximum(changed, 0) / count)
         units = np.maximum(spread, ALIKE * spread.max()) if len(spread) <= MANY else None
         return Base(*place[1:], np.ones(1), np.zeros(1), units)
-    gain = (xy - x * y / count) / np.maximum(xx - x * x / count, 1e-30)
-    whole = (yy - y * y / count).sum()
-    left = whole - (gain * (xy - x * y / count)).sum()
-    if not EQUAL * whole < left < CHANGED * whole:
+    both = xy - x * y / count
+    gain = both / np.maximum(xx - x * x / count, 1e-30)
+    left = whole.sum() - (gain * both).sum()
+    if not EQUAL * whole.sum() < left < CHANGED * whole.sum():
         return None
     return Base(*place[1:], gain, (y - gain * x) / count)
 

@@ -44,7 +44,6 @@ from onnxgrail.machine.steps.codec import Record
 STEP = "rotation"  # cache key of the bases
 PART = 2**27  # bytes of second moments that are measured together; while they are added up they take a few times that
 AGAIN = 2  # models with some of the bases that are kept in memory, for the next question
-STREAMS: tuple[Kind, ...] = ("stream",)
 COUNTED = ("heads", "mlp")  # kinds of heads, and of the values of a single one
 DIFFERS = "in another basis, the model gives other numbers"
 ENDLESS = "no basis follows from its weights: numbers in them or in their squares are NaN or infinite"
@@ -129,9 +128,9 @@ def turnable(prepared: Prepared, recipe: Recipe) -> Rotatable | None:
 def _untold(prepared: Prepared, recipe: Recipe) -> Prepared:
     """Return a model that keeps its bases because of its data or an option, with this as the reason for its streams."""
     needs = "--data" if prepared.batches.synthetic else _unlike(recipe)
-    if not needs or not _kinds(prepared, recipe):
+    if not needs or not (kinds := _kinds(prepared, recipe)):
         return prepared
-    found = _rotatable(prepared, recipe, _kinds(prepared, recipe), measures=measures(prepared, recipe))
+    found = _rotatable(prepared, recipe, kinds, measures=measures(prepared, recipe))
     return _left_alone(prepared, found, [*_normed(found), *found.heads], NEEDS.format(needs))
 
 
@@ -144,8 +143,7 @@ def with_unasked(prepared: Prepared, recipe: Recipe) -> Prepared:
     """Return a model with the reason for its streams if `--blocks` leaves them out."""
     if "stream" in recipe.blocks or prepared.batches.synthetic or not rotates(recipe):
         return prepared
-    before = prepared.baseline
-    found = rotatable(before.model, before.survey.facts, STREAMS, interface=recipe.kv_io)
+    found = _found(prepared, recipe, ["stream"], None)
     return _left_alone(prepared, found, _normed(found), NEEDS.format("--blocks stream"))
 
 
@@ -211,9 +209,12 @@ def _rotatable(prepared: Prepared, recipe: Recipe, kinds: Sequence[Kind], *, mea
 
 def _again(prepared: Prepared, recipe: Recipe, names: frozenset[str]) -> Prepared:
     """Return the model with only some of its bases changed."""
+    return _in_bases(prepared.baseline, _found(prepared, recipe, _turned(recipe), names), prepared.bases, recipe)
+
+
+def _found(prepared: Prepared, recipe: Recipe, kinds: Collection[Kind], names: Collection[str] | None) -> Rotatable:
     before = prepared.baseline
-    found = rotatable(before.model, before.survey.facts, _turned(recipe), names, interface=recipe.kv_io)
-    return _in_bases(before, found, prepared.bases, recipe)
+    return rotatable(before.model, before.survey.facts, kinds, names, interface=recipe.kv_io)
 
 
 def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
@@ -240,8 +241,7 @@ def with_needed(prepared: Prepared, names: Collection[str], recipe: Recipe) -> P
     if left is prepared:
         return prepared
     failed = [refusal for refusal in prepared.survey.refusals if refusal.reason in (DIFFERS, ENDLESS)]
-    whole, before = prepared.bases.keys() - left.bases.keys(), prepared.baseline
-    found = rotatable(before.model, before.survey.facts, _turned(recipe), whole, interface=recipe.kv_io)
+    found = _found(prepared, recipe, _turned(recipe), prepared.bases.keys() - left.bases.keys())
     left = _left_alone(left, found, _normed(found), WHOLE)  # heads and convolutions are blocks in this basis, too
     return replace(left, survey=_refused(left.survey, failed))
 

@@ -82,9 +82,8 @@ def _told(name: str, arrays: Sequence[Array], clues: Clues) -> Part | None:
         beside = bool(clues.detected & clues.lists) and all(array.ndim == 3 for array in arrays)  # of scores, in rows
         return Part(kind="values", why=LISTED, axis=2 if beside else None)
     if name in clues.changes:
-        units = clues.changes[name]
-        units = None if units is None or units.size != math.prod(arrays[0].shape[1:]) else units
-        units = None if units is None else units.reshape(arrays[0].shape[1:])
+        units, shape = clues.changes[name], arrays[0].shape[1:]
+        units = units.reshape(shape) if units is not None and units.size == math.prod(shape) else None
         return Part(kind="values", why="much like an input", changes=True, units=units)
     return Part(kind="state", why="fed back as an input") if clues.is_state(name, arrays[0].shape) else None
 

@@ -44,8 +44,10 @@ class Batch:
         if self.read is not None:
             return self.a * self.read, self.b * self.read
         center, units = self.part.center, self.part.units
+        if center is None and units is None:
+            return self.a, self.b
         middle, each = 0.0 if center is None else center, 1.0 if units is None else units
-        return (self.a, self.b) if center is units is None else ((self.a - middle) / each, (self.b - middle) / each)
+        return (self.a - middle) / each, (self.b - middle) / each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

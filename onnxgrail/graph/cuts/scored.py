@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
 
 from onnxgrail.graph.attributes import LAYOUTS, given, moved_from
 from onnxgrail.graph.io.model_file import copy
@@ -47,16 +48,11 @@ def _scores(label: ir.Value) -> ir.Value | None:
     """Return the scores by which a label was chosen."""
     node = moved_from(label, MOVES).producer()
     while node is not None and (place := NAMES.get(node.op_type)) is not None:
-        classes = node.inputs[place]
-        if classes is None or (place and not _is_constant(node.inputs[0])):
+        names, classes = node.inputs[0], node.inputs[place]
+        if names is None or classes is None or (place and get_const_tensor(names) is None):
             return None
         node = moved_from(classes, MOVES).producer()
     if node is None or node.op_type != "ArgMax" or node.graph is not label.graph:
         return None
     scores = node.inputs[0]
     return scores if scores is not None and scores.producer() is not None else None
-
-
-def _is_constant(value: ir.Value | None) -> bool:
-    node = None if value is None else value.producer()
-    return value is not None and (value.const_value is not None or (node is not None and node.op_type == "Constant"))

@@ -5,6 +5,7 @@ ONNX Runtime fuses residual sums into normalizations, and moved axes into produc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,9 +80,7 @@ def _multiply_weight(graph: ir.Graph, node: ir.Node, known: _Known, facts: Facts
     matrix = array is not None and len(weight) == PAIR and len(own) == 1
     if array is None or not matrix or rows[-1] in result or result != rows[:-1] + own[0]:
         return {}
-    product = ir.Node("", "MatMul", list(node.inputs), num_outputs=1, name=node.name)
-    product.metadata_props.update(node.metadata_props)
-    graph.insert_before(node, product)
+    product = _product_before(graph, node, node.inputs)
     turned = weight[0] != rows[-1]
     if turned:
         _move(graph, product, 1, [1, 0], known)
@@ -109,9 +108,7 @@ def _multiply(graph: ir.Graph, node: ir.Node, known: _Known) -> None:
     (left, first), (right, second) = orders.pairs
     if sizes[left][first[-1]] != sizes[right][second[-2]]:  # a product does not repeat what it sums over
         return
-    product = ir.Node("", "MatMul", [node.inputs[left], node.inputs[right]], num_outputs=1, name=node.name)
-    product.metadata_props.update(node.metadata_props)  # blocks are named by the modules of their nodes
-    graph.insert_before(node, product)
+    product = _product_before(graph, node, [node.inputs[left], node.inputs[right]])
     for position, order in enumerate((first, second)):
         _move(graph, product, position, order, known)
     old, made, after = node.outputs[0], product.outputs[0], orders.after
@@ -125,6 +122,14 @@ def _multiply(graph: ir.Graph, node: ir.Node, known: _Known) -> None:
         made = moved.outputs[0]
     take_place(old, made)
     graph.remove(node, safe=True)
+
+
+def _product_before(graph: ir.Graph, node: ir.Node, operands: Sequence[ir.Value | None]) -> ir.Node:
+    """Insert a product of two operands before the node that it replaces, and return it."""
+    product = ir.Node("", "MatMul", operands, num_outputs=1, name=node.name)
+    product.metadata_props.update(node.metadata_props)  # blocks are named by the modules of their nodes
+    graph.insert_before(node, product)
+    return product
 
 
 def _move(graph: ir.Graph, node: ir.Node, position: int, order: list[int], known: _Known) -> None:
