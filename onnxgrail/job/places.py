@@ -186,7 +186,7 @@ def target_of(model: Any, output: Place | None, default: Callable[[Path], Path] 
     """
     source = path_of(model)
     if source is not None:
-        check_input(source)
+        check_input(source, "Give an .onnx file. Exported folders are for compress (in Python: compress_folder)")
     return Path(output) if output is not None else None if source is None else default(source)
 
 
