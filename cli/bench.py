@@ -55,7 +55,6 @@ def bench(
     models: tuple[Path, ...],
     device: str | None,
     providers: tuple[str, ...],
-    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
     as_json: bool,
     quiet: bool,
     no_progress: bool,
@@ -68,7 +67,6 @@ def bench(
     import onnxgrail
 
     settings["providers"] = resolve_providers(device, providers)
-    settings["input_shapes"] = dict(input_shapes)
     machine.ready("bench")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.bench(*models, progress=show, **settings)

@@ -27,7 +27,6 @@ def compare(
     b: Path,
     device: str | None,
     providers: tuple[str, ...],
-    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
     as_json: bool,
     quiet: bool,
     no_progress: bool,
@@ -37,7 +36,6 @@ def compare(
     import onnxgrail
 
     settings["providers"] = resolve_providers(device, providers)
-    settings["input_shapes"] = dict(input_shapes)
     machine.ready("compare")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.compare(a, b, progress=show, **settings)

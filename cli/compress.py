@@ -40,7 +40,6 @@ def compress(
     output: Path | None,
     device: str | None,
     providers: tuple[str, ...],
-    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
     report: tuple[Path, ...],
     latency: bool | None,
     as_json: bool,
@@ -60,7 +59,6 @@ def compress(
     options.keeps(recipe["resume"])
     recipe = options.chosen(recipe) | measured(latency, report, recipe)
     recipe["providers"] = resolve_providers(device, providers)
-    recipe["input_shapes"] = dict(input_shapes)
     machine.ready("compress", "join")
     with onnxgrail.join(providers=recipe["providers"]) as group:
         follows = group.rank > 0

@@ -84,7 +84,6 @@ def export(
     spec: str,
     target: Path,
     dynamic: tuple[tuple[str, dict[int, str]], ...],
-    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
     as_json: bool,
     quiet: bool,
     no_progress: bool,
@@ -100,7 +99,6 @@ def export(
     if settings["tolerance"] is not None and not settings["check"]:
         raise click.UsageError("--tolerance needs the check that --no-check turns off")
     settings["dynamic"] = dict(dynamic) or None
-    settings["input_shapes"] = dict(input_shapes)
     machine.ready("export")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.export(spec, target, progress=show, **settings)

@@ -35,7 +35,6 @@ def frontier(
     output: Path | None,
     device: str | None,
     providers: tuple[str, ...],
-    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
     as_json: bool,
     quiet: bool,
     no_progress: bool,
@@ -51,7 +50,6 @@ def frontier(
     options.keeps(settings["resume"])
     settings = options.chosen(settings)
     settings["providers"] = resolve_providers(device, providers)
-    settings["input_shapes"] = dict(input_shapes)
     machine.ready("frontier")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         found = onnxgrail.frontier(model, written, progress=show, **settings)

@@ -23,7 +23,6 @@ EXAMPLES = 3  # nodes named per reason without --verbose
 def inspect(
     *,
     model: Path,
-    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -35,7 +34,7 @@ def inspect(
     import onnxgrail
 
     machine.ready("inspect")
-    found = onnxgrail.inspect(model, input_shapes=dict(input_shapes), **given)
+    found = onnxgrail.inspect(model, **given)
     if as_json:
         click.echo(found.to_json())
         return

@@ -46,7 +46,6 @@ def refine(
     output: Path | None,
     device: str | None,
     providers: tuple[str, ...],
-    input_shapes: tuple[tuple[str, tuple[int, ...]], ...],
     report: tuple[Path, ...],
     as_json: bool,
     quiet: bool,
@@ -61,7 +60,6 @@ def refine(
 
     written = options.one_output(out, output)
     settings["providers"] = resolve_providers(device, providers)
-    settings["input_shapes"] = dict(input_shapes)
     options.keeps(settings["resume"])
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise click.UsageError("refine runs in one process; start it without torchrun")

@@ -18,6 +18,8 @@ WEIGHTS = {"int4": 4, "int8-weights": 8}
 """Bits of matrices by kind of quantization, for the kinds that store only weights in a few bits."""
 WITHOUT_DATA = ("fp16", "int8-dynamic")
 """Kinds of quantization that fit nothing to data."""
+CONTENTS = ("classes", "scores", "values", "embedding", "nothing")
+"""Words for the content of an output."""
 FITS = ("prior", "affine", "blend", "downstream", "patch")
 MAX_LOSS = 0.01
 """The largest loss of a run that gives no amount."""
@@ -76,6 +78,7 @@ class Recipe:
     cache_budget: str = "1G"
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    contents: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str | None = None
     sequence_length: int | None = None
     image_mean: tuple[float, ...] | None = None

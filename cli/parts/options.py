@@ -17,7 +17,8 @@ from . import values
 from .plugged import Plugged
 
 F = TypeVar("F", bound=Callable[..., Any])
-REPEATED = ("names", "paths", "report", "shapes")
+REPEATED = ("names", "paths", "report")
+PAIRS = ("contents", "shapes")
 
 
 def _whole(value: Value) -> Any:
@@ -32,6 +33,7 @@ def _number(value: Value) -> Any:
 
 
 TYPES: Mapping[Kind, Callable[[Value], Any]] = {
+    "contents": lambda value: values.content(value.words),
     "device": lambda _: values.device,
     "file": lambda _: click.Path(),
     "number": _number,
@@ -75,6 +77,8 @@ def _option(row: Option) -> Callable[[F], F]:
         settings |= {"default": row.default} if row.off else {"is_flag": True}
     elif row.value.kind in REPEATED:
         settings["multiple"] = True
+    elif row.value.kind in PAIRS:
+        settings |= {"multiple": True, "callback": _mapping}
     else:
         many = isinstance(row.default, tuple)
         settings["default"] = (",".join(row.default) or row.value.empty) if many else row.default
@@ -85,6 +89,11 @@ def _option(row: Option) -> Callable[[F], F]:
     metavar = row.metavar or row.value.metavar or None
     shown = settings.get("default") is not None
     return click.option(*names, row.name, metavar=metavar, show_default=shown, **settings)
+
+
+def _mapping(_ctx: click.Context, _param: click.Parameter, pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Return the names of a repeated option with their values; the last one of a name counts."""
+    return dict(pairs)
 
 
 def _verbose(ctx: click.Context, _: click.Parameter, value: bool) -> None:

@@ -61,6 +61,18 @@ def shape(value: Any) -> tuple[str, tuple[int, ...]]:
     return name, sizes
 
 
+def content(known: tuple[str, ...]) -> Callable[[Any], tuple[str, str]]:
+    """Return a parser of `name=word`, where the word is one of `known`."""
+
+    def parse(value: Any) -> tuple[str, str]:
+        name, _, word = str(value).rpartition("=")
+        if not name or word not in known:
+            raise click.BadParameter(f"{short(value)} is not NAME=CONTENT, with one of {', '.join(known)}")
+        return name, word
+
+    return parse
+
+
 def short(value: Any) -> str:
     """Return a user's text for a message, shortened if it is long."""
     text = str(value)

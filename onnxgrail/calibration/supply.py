@@ -69,7 +69,7 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
 
     Raises:
         DataError: the data do not fit the model.
-        UsageError: held-out samples are requested without data.
+        UsageError: held-out samples are requested without data, or `contents` does not suit the model.
     """
     signature, recipe, group = signature_of(model), job.recipe, job.group
     count, source = asked_for(held_out)
@@ -95,9 +95,12 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
         if own is None:
             reading.unused(frozenset(), "random inputs")
         batches = drawn(model, recipe)
+    batches = _holding(batches, model, recipe.contents)
     if own is not None:
-        return batches, HeldOut(asked=own.source, batches=own, own=True, seen=seen)
-    return batches, None if held is None else HeldOut(asked=str(count or AUTO), batches=held, own=False)
+        return batches, HeldOut(asked=own.source, batches=_holding(own, model, recipe.contents), own=True, seen=seen)
+    if held is None:
+        return batches, None
+    return batches, HeldOut(asked=str(count or AUTO), batches=_holding(held, model, recipe.contents), own=False)
 
 
 def _for_one(reading: Reading, source: Any, other: Any) -> Reading:
@@ -113,17 +116,47 @@ def _seen(count: int, samples: int) -> str:
     return f"{count:,} of {samples:,} held-out samples are calibration samples: {BIASED}"
 
 
-def given(data: Source | None, model: ir.Model, reading: Reading, sampling: Sampling) -> Batches:
+def given(
+    data: Source | None,
+    model: ir.Model,
+    reading: Reading,
+    sampling: Sampling,
+    contents: Mapping[str, str] | None = None,
+) -> Batches:
     """Return feeds for a model: the user's data, or random inputs without data.
+
+    Args:
+        data: of any kind; None for random inputs.
+        model: the model that is fed.
+        reading: settings for reading data.
+        sampling: the number of samples, and their batches.
+        contents: by name of an output, what it holds, as far as the user says it.
 
     Raises:
         DataError: the data do not fit.
-        UsageError: an option on reading data is given without data.
+        UsageError: an option on reading data is given without data, or `contents` does not suit the model.
     """
     if data is not None:
-        return read_apart(data, signature_of(model), 0, sampling, reading=reading)[0]
-    reading.unused(frozenset(), "random inputs")
-    return synthetic(model, sampling, input_shapes=reading.shapes)
+        batches = read_apart(data, signature_of(model), 0, sampling, reading=reading)[0]
+    else:
+        reading.unused(frozenset(), "random inputs")
+        batches = synthetic(model, sampling, input_shapes=reading.shapes)
+    return _holding(batches, model, contents or {})
+
+
+def _holding(batches: Batches, model: ir.Model, contents: Mapping[str, str]) -> Batches:
+    """Return feeds with what the model's outputs hold, as far as the user says it.
+
+    Raises:
+        UsageError: an output is none of the model's, or none would judge.
+    """
+    names = [value.name or "" for value in model.graph.outputs]
+    for name in contents:
+        if name not in names:
+            raise UsageError(f"--content: no output {name!r}", hint=f"The outputs are {', '.join(names)}")
+    if all(contents.get(name) == "nothing" for name in names):
+        raise UsageError("--content: every output holds nothing, and none would judge")
+    return replace(batches, contents=contents)
 
 
 def ran(model: ir.Model, fed: Callable[[], Batches], run: Callable[[Batches], T]) -> tuple[Batches, T]:

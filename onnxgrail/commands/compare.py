@@ -47,6 +47,7 @@ def compare(
     image_mean: Numbers = None,
     image_std: Numbers = None,
     image_form: Sequence[str] | None = None,
+    contents: Mapping[str, str] | None = None,
     providers: Sequence[str] = ("CPUExecutionProvider",),
     min_cosine: float | None = None,
     max_nmse: float | None = None,
@@ -72,6 +73,7 @@ def compare(
         image_mean: subtracted from the pixels of images, in 0..1, one number or one per channel.
         image_std: divisor of the pixels after that.
         image_form: `bgr`, and `pad` or `stretch` instead of cropping images.
+        contents: by name of an output, what it holds, as for `compress`.
         providers: ONNX Runtime execution providers.
         min_cosine: gate on the mean cosine of every floating-point output.
         max_nmse: gate on the normalized squared error of every floating-point output.
@@ -104,7 +106,7 @@ def compare(
     sources = runnable(first, paths[0]), runnable(second, paths[1])
     run = functools.partial(run_both, Pair(*sources, ports), setup=setup, texts=True, progress=progress)
     with registered(custom_ops), unchanged(first), unchanged(second):
-        batches, tally = ran(first, lambda: given(data, first, reading, sampling), run)
+        batches, tally = ran(first, lambda: given(data, first, reading, sampling, contents), run)
         outputs, signature = tally.results(), signature_of(first)
         some = batches.first()
         feed = some if stays(some, signature) else probe_feed(some, signature)

@@ -25,6 +25,7 @@ class DataChoices(TypedDict, total=False):
     seed: int
     providers: Words
     input_shapes: Mapping[str, tuple[int, ...]] | None
+    contents: Mapping[str, str] | None
     tokenizer: str | os.PathLike[str] | None
     sequence_length: int | None
     image_mean: Numbers | None

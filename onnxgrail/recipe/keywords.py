@@ -138,6 +138,14 @@ def shapes(value: Any) -> Mapping[str, tuple[int, ...]]:
         raise _OddError("input names with lists of sizes") from None
 
 
+def contents(value: Any) -> Mapping[str, str]:
+    """Read a mapping of output names to words."""
+    try:
+        return {text(name): text(word) for name, word in value.items()}
+    except (_OddError, AttributeError):
+        raise _OddError("output names with words") from None
+
+
 def widths(value: Any) -> Mapping[str, int]:
     """Read a mapping of names of blocks or weights to whole numbers."""
     try:
@@ -184,6 +192,7 @@ def _joined(value: Any) -> Any:
 
 _KINDS: dict[Kind, Reader] = {
     "amount": amount,
+    "contents": contents,
     "file": lambda value: str(place(value)),
     "flag": flag,
     "layers": layers,

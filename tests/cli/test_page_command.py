@@ -29,6 +29,7 @@ RECIPES = {
     "methods": {"method": ("grail", "grasp"), "grasp_layers": "2", "grasp_whiten": True},
     "images": {"image_mean": (0.5, 0.25, 0.125), "image_std": (0.5,), "image_form": ("bgr", "pad")},
     "shapes": {"input_shapes": {"x:0": (1, 3, 8), "y": (2,)}, "cache_budget": "2G", "ratio": 0.3, "allocate": "global"},
+    "contents": {"contents": {"y=0": "classes", "hidden": "nothing"}},
 }
 
 

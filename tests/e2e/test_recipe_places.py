@@ -73,7 +73,7 @@ def test_a_saved_recipe_leaves_out_what_lies_elsewhere(suffix: str, folder: Path
 def test_every_choice_of_a_recipe_is_a_number_or_a_word() -> None:
     """A new option of text must be told from a place or a name of code: see `trust.py`."""
     free = {"include", "exclude", "grasp_layers", "cache_budget", *(f"target_{what}" for what in METRICS)}
-    other = {"providers", "input_shapes", "widths", "bits"}
+    other = {"providers", "input_shapes", "contents", "widths", "bits"}
     for field in fields(Recipe):
         kind = str(field.type)
         if "str" not in kind or field.name in (*free, *trust.PLACES, *trust.COMMAND_ONLY, *other):

@@ -119,6 +119,8 @@ def test_data_output_and_choices_of_the_call_go_first(folder: Path) -> None:
         ("force: true", "no key 'force'. Known keys: "),
         ("a: [", "cannot be read as a recipe"),
         ("ratio: 0.3\nseed: 1\nratio: 0.9", "the key 'ratio' stands twice"),
+        ("contents: {y: [values]}", "expected output names with words"),
+        ("contents: {y: numbers}", "contents has no 'numbers'. Choose from classes, scores, values"),
         ("input_shapes: {x: [1], x: [2]}", "the key 'x' stands twice"),
         ("<<: {ratio: 0.9}\nseed: 7", "the key '<<' is not taken"),
         ("data: {a: 1}", "data is {'a': 1}, expected text"),
@@ -203,6 +205,7 @@ def test_every_choice_comes_back(tmp_path: Path) -> None:
         "norms": "all", "refine": ("laco", "distill"), "method": ("grail", "grasp"), "grasp_layers": "2",
         "budget_seconds": 3.5, "closed_loop": False, "input_shapes": {"x:0": (1, 3)}, "min_cosine": 0.5,
         "image_mean": (0.5, 1.0, 0.0), "image_std": (0.25,), "image_form": ("pad",), "sequence_length": 9,
+        "contents": {"y": "values"},
     }  # fmt: skip
     recipe = recipe_of(chosen)
     for name in ("r.yaml", "r.json"):

@@ -31,6 +31,7 @@ TYPES = {
     "tuple[str, ...]": {"names", "words"},
     "Mapping[str, tuple[int, ...]]": {"shapes"},
     "Mapping[str, int]": {"widths"},
+    "Mapping[str, str]": {"contents"},
 }
 TERMINAL = {"as_json", "device", "no_progress", "quiet", "verbose"}  # options that only the command line has
 ARGUMENTS = {"data", "held_out", "output"}  # arguments with a name of their own in every signature
@@ -64,7 +65,7 @@ def test_words_are_those_of_the_library():
 def test_defaults_are_allowed():
     for name, row in FIELDS.items():
         if row.value.words and row.default is not None:
-            words = row.default if isinstance(row.default, tuple) else (row.default,)
+            words = (row.default,) if isinstance(row.default, str) else row.default
             assert set(words) <= set(row.value.words), name
         elif isinstance(row.default, int | float):
             assert row.value.allows(row.default), name

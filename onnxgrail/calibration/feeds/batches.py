@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -41,6 +41,7 @@ class Batches:
         source: name of the data in the report.
         notes: notes on data that were dropped, converted or assumed.
         synthetic: True for random data in place of the user's data.
+        contents: by name of an output, what it holds, as far as the user says it.
         hint: advice for the error message when the model does not run on these feeds.
     """
 
@@ -49,6 +50,7 @@ class Batches:
     source: str
     notes: tuple[str, ...] = ()
     synthetic: bool = False
+    contents: Mapping[str, str] = field(default_factory=dict)
     hint: str = ""
 
     @contextlib.contextmanager

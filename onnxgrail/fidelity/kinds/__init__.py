@@ -10,12 +10,13 @@ import numpy as np
 
 from onnxgrail.core import Array, Bools, Floats
 from onnxgrail.fidelity.clues import Clues
-from onnxgrail.fidelity.kinds.part import BOX, BOXES, DECISIVE, DETECTED, FEW, Look, Part, things, values
-from onnxgrail.fidelity.kinds.positions import POSITIONS, distribution, tokens
+from onnxgrail.fidelity.kinds.part import BOX, BOXES, DECISIVE, DETECTED, FEW, Form, Look, Part, in_unit, things, values
+from onnxgrail.fidelity.kinds.positions import POSITIONS, classes, distribution, tokens
 from onnxgrail.fidelity.kinds.read import with_least
 from onnxgrail.fidelity.kinds.rows import ROW, differing, with_numbers, with_relative
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
 
+TOLD = "as --content says"
 OTHER = "other values or shapes in later samples"
 LEVELS = 2  # most bytes of a whole number that can be a level of an image or a wave
 MASKED = 1e3  # least size of what stands for minus infinity
@@ -30,11 +31,11 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
         arrays: its values, one array per batch, samples first.
         clues: known facts about the model's inputs.
     """
-    first = arrays[0]
-    whole = first.dtype.kind in "biu"
+    first, content = arrays[0], clues.contents.get(name)
+    whole = first.dtype.kind in "biu" and content is None
     if whole and (first.dtype.itemsize > LEVELS or len(np.unique(first)) <= FEW):
         return (Part(kind="labels", why="whole numbers"),)
-    if (known := _told(name, arrays, clues)) is not None:
+    if content is None and (known := _clear(name, arrays, clues)) is not None:
         return _things(known, arrays)
     alike = [array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]
     array = np.concatenate(alike).astype(np.float64)
@@ -49,7 +50,8 @@ def parts_of(name: str, arrays: Sequence[Array], clues: Clues) -> tuple[Part, ..
     if whole:
         return (_numbers(look, f"levels of {8 * first.dtype.itemsize} bits"),)
     otherwise = _numbers(look, OTHER)
-    found = [with_least(part, array) for part in _found(look)]
+    parts = _found(look) if content is None else (_told(look, content),)
+    found = [with_least(part, array) for part in parts]
     return tuple(replace(part, otherwise=otherwise) if part.form == "probabilities" else part for part in found)
 
 
@@ -72,7 +74,7 @@ def _things(known: Part, arrays: Sequence[Array]) -> tuple[Part, ...]:
     return scores, Part(kind="values", why="the other columns", columns=others, axis=2)
 
 
-def _told(name: str, arrays: Sequence[Array], clues: Clues) -> Part | None:
+def _clear(name: str, arrays: Sequence[Array], clues: Clues) -> Part | None:
     """Return what the clues tell of an output, None if they tell nothing."""
     if name in clues.detected:
         return Part(kind="scores", why=DETECTED, form="probabilities")
@@ -96,6 +98,20 @@ def _found(look: Look) -> tuple[Part, ...]:
         if parts:
             return with_relative(look, with_numbers(look, parts)) if row else parts
     return (_numbers(look, "numbers of many positions"),)
+
+
+def _told(look: Look, content: str) -> Part:
+    """Return the content of an output as the user says it, one of `CONTENTS`."""
+    if content == "nothing":
+        return Part(kind="state", why=TOLD)
+    if content == "values":
+        return _numbers(look, TOLD)
+    if content == "embedding":
+        return Part(kind="embedding", why=TOLD, axis=2 if look.array.ndim == 3 else None)
+    form: Form = "probabilities" if in_unit(look.array) else "binary"
+    if content == "scores":
+        return Part(kind="scores", why=TOLD, form=form)
+    return classes(look, TOLD) or Part(kind="classes" if _is_row(look.array.shape) else "scores", why=TOLD, form=form)
 
 
 def _is_row(shape: tuple[int, ...]) -> bool:

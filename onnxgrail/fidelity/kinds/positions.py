@@ -78,6 +78,19 @@ def distribution(look: Look) -> tuple[Part, ...]:
     return ()
 
 
+def classes(look: Look, why: str) -> Part | None:
+    """Return the part of an output with scores of classes, one row of them or many; None if there is one class."""
+    if found := distribution(look):
+        return found[0]
+    array, columns = look.array, look.rows.shape[1]
+    if columns == 1:
+        return None
+    if columns in array.shape[1:]:
+        return Part(kind="classes", why=why, form="logits", axis=1, rows=True)
+    axis = array.ndim - 1 if array.ndim == 3 else min((array.ndim - 1, 1), key=lambda axis: array.shape[axis])
+    return None if array.shape[axis] == 1 else _dense(look, axis, why, "logits")
+
+
 def _dense(look: Look, axis: int, why: str, form: Form) -> Part:
     """Return a part with a distribution at each of many positions, which ignores a dominant class, or lines of text."""
     chances = probabilities(np.moveaxis(look.array, axis, -1), form)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 Kind = Literal[
     "any",
     "amount",
+    "contents",
     "device",
     "file",
     "flag",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxgrail.options import CONTENTS
 from onnxgrail.recipe.table.option import ANY, COUNT, FLAG, NUMBERS, PATH, Option, Value, one_of
 from onnxgrail.registry import MENU
 
@@ -78,6 +79,14 @@ DATA = (
         metavar="bgr,pad",
         otherwise="rgb,crop",
         commands=READING,
+    ),
+    Option(
+        "contents",
+        Value(kind="contents", metavar="NAME=CONTENT", words=CONTENTS),
+        "What an output holds, if its values and its name do not tell: logits=classes, risks=scores, y=values, "
+        "v=embedding; hidden=nothing does not judge. Repeatable; see docs/loss.md.",
+        spelling="--content",
+        commands=DATA_COMMANDS,
     ),
     Option("save_stats", PATH, "Store the statistics of the original model in a file.", metavar="FILE.npz"),
     Option(

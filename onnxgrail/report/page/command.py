@@ -75,10 +75,11 @@ def _option(name: str, value: Any) -> list[list[str]]:
         return []
     if isinstance(value, bool):
         return [[label if value else row.off]]
-    if name == "input_shapes":
+    if row.value.kind == "shapes":
         return [[label, f"{key}:{','.join(map(str, shape))}"] for key, shape in value.items()]
-    if row.value.kind == "names":
-        return [[label, str(word)] for word in value]
+    if row.value.kind in ("contents", "names"):
+        words = [f"{key}={word}" for key, word in value.items()] if isinstance(value, Mapping) else value
+        return [[label, str(word)] for word in words]
     if row.value.kind == "portion":
         text = f"{100 * value:g}%"
     elif isinstance(value, list | tuple):
