@@ -13,7 +13,7 @@ FIRST, AIM = 0.6, 0.92  # shares of the limit that the first prediction, which i
 LEAST, MOST = 1e-4, 1e4  # bounds of the measured loss over the predicted one
 CAUTION = 0.5  # share of the room above a candidate that holds, per candidate that failed since
 OTHERS = 4  # most times that a search goes on without blocks that were predicted wrongly
-AGAIN = 2  # candidates of each path that goes on
+AGAIN = 2  # candidates of each path that goes on, and least candidates after the first one that holds
 FILLED, GAIN = 0.8, 0.005  # share of the limit from which no path goes on, and share of the cost that is worth a try
 MORE = 0.02  # the same, as a share of what is saved already
 Judged = Callable[[Path, int], float]
@@ -134,20 +134,21 @@ def farthest(path: Path, seek: Seek, first: int = 0, known: Reach | None = None)
     good, loss, bad = known or Reach(0, 0.0, len(path) + 1)
     found = {good: loss} if good else {}
     wanted = first or path.reach(FIRST * seek.limit)
-    for _ in range(seek.patience.tries):
+    left = seek.patience.tries
+    while left > 0 or not (good or bad <= 1 or 1 in found):
         place, wanted = _next(path, seek.limit, found, (good, bad), wanted), 0
         if place is None or (good and (seek.stop() or _little(path, good, bad - 1))):
             break
+        place = place if left > 0 else 1  # the smallest step: if it does not hold, nothing on this path does
         found[place] = seek.judged(path, place)
-        if found[place] <= seek.limit:
-            good = place
-            if found[place] >= seek.patience.close * seek.limit:
-                break
-        else:
+        left -= 1
+        if found[place] > seek.limit:
             bad = place
-    if not good and bad > 1 and 1 not in found:  # the smallest step: if it does not hold, nothing on this path does
-        found[1] = seek.judged(path, 1)
-        good, bad = (1, bad) if found[1] <= seek.limit else (0, 1)
+            continue
+        left = left if good else max(left, AGAIN)
+        good = place
+        if found[place] >= seek.patience.close * seek.limit:
+            break
     return Reach(good, found.get(good, 0.0), bad)
 
 
