@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxgrail.search.bisect import AGAIN, FILLED, Seek, farthest_of
+from onnxgrail.search.bisect import AGAIN, FILLED, Seek, farthest, farthest_of
 from onnxgrail.search.harms import Harm
 from onnxgrail.search.path import Path, Paths, path_of
 from tests.unit.paths import NORMAL, harm, harms, never, product
@@ -76,3 +76,21 @@ def test_blocks_that_lose_more_than_predicted_keep_their_widths_where_others_go_
     costs = [path.cost(n) for n in range(len(path) + 1)]
     assert costs == sorted(costs, reverse=True)
     assert path.steps[:best] == tuple(sorted(path.steps[:best], key=lambda step: -step.cost))
+
+
+def test_the_first_candidate_that_holds_is_not_the_last_one() -> None:
+    """The loss does not fall for as many candidates as there are tries."""
+    levels = [(200 - n, 1e-4 * n) for n in range(1, 200)]
+    paths = Paths((harm("a", 200, *levels),), product, 1.0, 1.0)
+    tried: list[int] = []
+
+    def judged(path: Path, count: int) -> float:
+        tried.append(count)
+        return 0.06 if count > 12 else 1e-3 * count
+
+    path = paths.without()
+    found = farthest(path, Seek(0.05, judged, never, NORMAL))
+    first = next(place for place, count in enumerate(tried) if count <= 12)
+    assert first >= NORMAL.tries - 1
+    assert found.good == max(count for count in tried if count <= 12) > 2 * tried[first]
+    assert len(tried) <= first + 1 + AGAIN
