@@ -126,7 +126,8 @@ def comparer_of(reference: Session, batches: Batches, run: Run, *, texts: bool) 
     every = _spread(batches).feeds if may_resemble(feed, wanted) else ()
     bases = bases_of((fed, _upright(run(made, fed), axes)) for made in every for fed in [made()])
     bases = {name: base for name, base in bases.items() if not clues.is_state(name, wanted[name].shape)}
-    clues = replace(clues, changes={name: base.units for name, base in bases.items()}, contents=batches.contents)
+    changes, classes = {name: base.units for name, base in bases.items()}, batches.highest_class + 1
+    clues = replace(clues, changes=changes, classes=classes, contents=batches.contents)
     lists, vectors = Lists(open_axes(shapes), clues.lists), takes_vectors(reference.given.values())
     return Comparer(clues, text, lists, vectors, bases, axes)
 

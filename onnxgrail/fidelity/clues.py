@@ -33,6 +33,7 @@ class Clues:
         changes: by name of an output that is an input with small changes, units of its numbers, if they have any.
         detected: names of the outputs that have nothing but scores of detections; the comparer adds to it.
         steered: an input is an action.
+        classes: number of classes that the labels of the data tell, 0 if they tell none.
         contents: by name of an output, what it holds as the user says it, one of `CONTENTS`.
         echoes: names in lower case of outputs that resemble an input, as those of autoencoders do.
     """
@@ -46,6 +47,7 @@ class Clues:
     common: frozenset[int] = frozenset()
     changes: Mapping[str, Floats | None] = field(default_factory=dict)
     detected: set[str] = field(default_factory=set)
+    classes: int = 0
     contents: Mapping[str, str] = field(default_factory=dict)
     echoes: frozenset[str] = frozenset()
     steered: bool = False

@@ -122,8 +122,12 @@ def scores(name: str, view: View) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("rows", "name"), [(64, "obs"), (63, "wanda"), (3, "wanda")])
-def test_auto_eliminates_where_second_moments_are_known_well(rows: int, name: str) -> None:
+@pytest.mark.parametrize(
+    ("small", "rows", "name"), [(7, 64, "obs"), (7, 63, "wanda"), (7, 3, "wanda"), (8, 63, "obs"), (8, 3, "obs")]
+)
+def test_auto_eliminates_where_that_is_cheap(small: int, rows: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in small blocks, and beside the sums over many rows."""
+    monkeypatch.setitem(SELECTORS, "auto", Auto(small=small))
     view = mlp(np.random.default_rng(1), units=8, rows=rows)
     assert taken("auto", view) == name
     assert scores("auto", view) == scores(name, view)

@@ -88,6 +88,13 @@ def _undecided(chances: Floats, kind: str) -> bool:
     return bool(spread < NARROW if len(sides) > 1 else spread > max(VISIBLE, NARROW * rare))
 
 
+def _labelled(look: Look) -> tuple[Part, ...]:
+    """Detect scores of classes by the labels of the data: each sample has one of as many as there are scores."""
+    if not 1 < look.rows.shape[1] == look.clues.classes:
+        return ()
+    return (Part(kind="classes", why="as many as classes of the labels", form="logits", axis=1, rows=True),)
+
+
 def _one_number(look: Look) -> tuple[Part, ...]:
     """Detect a raw score by its name, which may also be that of a learned number: a reward, an energy, a grade."""
     if look.rows.shape[1] > 1:
@@ -207,4 +214,14 @@ def _vector(look: Look) -> tuple[Part, ...]:
     return (vector, Part(kind="classes", why=f"as many as no vector has: {columns}", form="logits", axis=1, rows=True))
 
 
-ROW: tuple[Rule, ...] = (_features, _row_in_range, _one_number, _pattern, _positive, _echo, _class_row, _vector)
+ROW: tuple[Rule, ...] = (
+    _features,
+    _row_in_range,
+    _labelled,
+    _one_number,
+    _pattern,
+    _positive,
+    _echo,
+    _class_row,
+    _vector,
+)

@@ -18,8 +18,8 @@ ROWS = 8
 """Number of calibration rows per feature with which the elimination takes no more operations than the sums over rows
 that the fits need too."""
 SMALL = 1024
-"""Largest number of features with which it is cheap for any number of rows: 8.6 billion operations, 0.2 seconds. Few rows
-do not make it worse: with a quarter of a row per feature, MLPs lose a fifth to two thirds less than by `wanda`."""
+"""Largest number of features with which it is cheap for any number of rows: 8.6 billion operations, 0.2 seconds. Few
+rows do not make it worse: with a quarter of a row per feature, MLPs lose a fifth to two thirds less than by `wanda`."""
 
 
 @dataclass(frozen=True, slots=True)
