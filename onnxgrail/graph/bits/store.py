@@ -57,7 +57,7 @@ def declare(model: ir.Model, plan: Plan, recipe: Recipe) -> None:
     """Declare what the stored form needs: the domain of its operators, or types of four bits."""
     if not plan.matrices and not plan.tables:
         return
-    if recipe.qdq:
-        model.ir_version = max(model.ir_version, TYPES_OF_FOUR_BITS)
-    else:
+    if not recipe.qdq:
         model.opset_imports.setdefault(MICROSOFT, 1)
+    elif any(grid.bits == 4 for _, grid in (*plan.matrices, *plan.tables)):
+        model.ir_version = max(model.ir_version, TYPES_OF_FOUR_BITS)
