@@ -94,7 +94,10 @@ def test_all_channels_stay_where_only_rounding_holds(dense: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("cause", "choices"),
-    [("--quantize", {"quantize": "int8-weights", "minimize": "params"}), ("--minimize size", {"minimize": "size"})],
+    [
+        ("--quantize", {"quantize": "int8-weights", "minimize": "params"}),
+        ("--minimize size", {"minimize": "size", "selector": "wanda"}),
+    ],
 )
 def test_a_result_that_loses_more_than_was_found_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, choices: dict[str, str]

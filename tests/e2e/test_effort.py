@@ -10,6 +10,8 @@ import onnx
 import pytest
 
 import onnxgrail
+from onnxgrail.algebra.select.selectors import SELECTORS
+from onnxgrail.algebra.select.selectors.auto import Auto
 from onnxgrail.recipe import effort
 from onnxgrail.recipe.check import recipe_of
 
@@ -41,7 +43,12 @@ def test_the_default_takes_the_elimination_for_narrow_blocks(tmp_path: Path, com
     assert selectors(other) == {"wanda"}
 
 
-def test_few_rows_and_no_compensation_leave_the_choice_to_the_diagonal(tmp_path: Path) -> None:
+def test_few_rows_and_no_compensation_leave_the_choice_to_the_diagonal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows do only in large blocks."""
+    assert selectors(made(tmp_path / "a.onnx", 8)[0]) == {"obs"}
+    monkeypatch.setitem(SELECTORS, "auto", Auto(small=0))
     report, _ = made(tmp_path / "a.onnx", 8)
     assert selectors(report) == {"wanda"}
     assert units(report) == units(made(tmp_path / "b.onnx", 8, selector="wanda")[0])

@@ -11,6 +11,8 @@ import pytest
 
 import onnxgrail
 from onnxgrail.algebra.moments import few_rows
+from onnxgrail.algebra.select.selectors import SELECTORS
+from onnxgrail.algebra.select.selectors.auto import Auto
 from onnxgrail.calibration.devices.lanes import HostLane
 from onnxgrail.core import Probe
 
@@ -44,6 +46,7 @@ def weights(folder: Path, count: int, **options: Any) -> list[np.ndarray]:
 def test_the_weights_are_the_same(
     loop: bool, asked: list[Probe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(SELECTORS, "auto", Auto(small=16))
     want = weights(tmp_path, 12, compensate="grail", closed_loop=loop)
     assert not any(probe.few for probe in asked)
     asked.clear()

@@ -100,8 +100,8 @@ def test_a_convolution_becomes_two_in_few_bits(tmp_path: Path, monkeypatch: pyte
     for number, blocks in enumerate((KINDS, kinds)):
         out = tmp_path / f"{number}.onnx"
         given: dict[str, Any] = {"data": resnet.calibration, "samples": 64, "blocks": blocks}
-        result = onnxgrail.compress(resnet.model, out, target_size="14%", **given)
-        assert 0.139 < out.stat().st_size / resnet.model.stat().st_size <= 0.14
+        result = onnxgrail.compress(resnet.model, out, target_size="12%", **given)
+        assert 0.119 < out.stat().st_size / resnet.model.stat().st_size <= 0.12
         report = result.report.data
         (output,) = report["quantization"]["outputs"]
         lost.append(output["nmse"])

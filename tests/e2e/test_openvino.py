@@ -21,7 +21,7 @@ from tests.tiny import tiny
 openvino = pytest.importorskip("openvino", reason="openvino is not installed: extra `test` has it")
 
 BATCH = 4
-FAST: dict[str, Any] = {"unit_ratio": 0.3, "samples": 16, "compensate": "grail", "check": False}
+FAST: dict[str, Any] = {"unit_ratio": 0.3, "samples": 16, "selector": "wanda", "compensate": "grail", "check": False}
 
 
 def both(path: Path, feed: dict[str, Any], *, fixed: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:

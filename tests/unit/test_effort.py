@@ -123,7 +123,7 @@ def scores(name: str, view: View) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("small", "rows", "name"), [(7, 64, "obs"), (7, 63, "wanda"), (7, 3, "wanda"), (8, 63, "obs"), (8, 3, "obs")]
+    ("small", "rows", "name"), [(8, 64, "obs"), (8, 63, "wanda"), (8, 3, "wanda"), (9, 63, "obs"), (9, 3, "obs")]
 )
 def test_auto_eliminates_where_that_is_cheap(small: int, rows: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in small blocks, and beside the sums over many rows."""
