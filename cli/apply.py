@@ -27,6 +27,7 @@ NAMED = {"value": NAME, "default": None, "help": "Instead of the recipe's; a plu
 @options.options_of(
     "apply",
     data={"help": "Calibration data, instead of the recipe's.", "otherwise": ""},
+    held_out={"otherwise": "as in the recipe"},
     selector=NAMED,
     reducer=NAMED,
     compensate=NAMED,

@@ -153,9 +153,9 @@ def _holding(batches: Batches, model: ir.Model, contents: Mapping[str, str]) -> 
     names = [value.name or "" for value in model.graph.outputs]
     for name in contents:
         if name not in names:
-            raise UsageError(f"--content: no output {name!r}", hint=f"The outputs are {', '.join(names)}")
+            raise UsageError(f"--contents: no output {name!r}", hint=f"The outputs are {', '.join(names)}")
     if all(contents.get(name) == "nothing" for name in names):
-        raise UsageError("--content: every output holds nothing, and none would judge")
+        raise UsageError("--contents: every output holds nothing, and none would judge")
     return replace(batches, contents=contents)
 
 

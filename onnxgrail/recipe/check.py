@@ -121,7 +121,7 @@ def _check_bits(recipe: Recipe) -> None:
         raise UsageError("--only-bits and --only-widths exclude each other", hint="Without both, both are decided")
     option = "--only-bits" if recipe.only_bits else "--only-widths" if recipe.only_widths else ""
     if option and not recipe.wants_size:
-        hint = "Give --target-size, or --max-loss with --minimize size"
+        hint = "Give --minimize size, or --target-size (compress)"
         raise UsageError(f"{option} needs an amount of bytes", hint=hint)
     if option and recipe.quantize != "none":
         hint = f"Leave out one of them; --ratio 0 --quantize {recipe.quantize} quantizes and removes nothing"

@@ -44,7 +44,7 @@ def judging(made: onnxgrail.Result) -> dict[str, Any]:
 
 def told(content: str, array: Array) -> tuple[str, str, int | None]:
     (part,) = parts_of("y", [array], Clues(contents={"y": content}))
-    assert part.why in ("as --content says", "rows sum to 1", "logarithms of rows that sum to 1")
+    assert part.why in ("as --contents says", "rows sum to 1", "logarithms of rows that sum to 1")
     return part.kind, part.form, part.axis
 
 
@@ -116,10 +116,10 @@ def test_what_does_not_suit_the_model_is_refused() -> None:
 def test_the_command_line_and_the_model_file_repeat_it(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=SAMPLES)
     (tmp_path / "m.onnx").write_bytes(interop.to_bytes(two()))
-    for words in (["--content", "y"], ["--content", "y=label"], ["--content", "=values"]):
+    for words in (["--contents", "y"], ["--contents", "y=label"], ["--contents", "=values"]):
         refused = run("compress", tmp_path / "m.onnx", tmp_path / "o.onnx", "--data", tmp_path / "x.npz", *words)
         assert (refused.exit_code, "is not NAME=CONTENT" in refused.stderr) == (2, True), refused.stderr
-    words = ["--content", "y=scores", "--content", "hidden=nothing", "--max-loss", "5%", "--minimize", "params"]
+    words = ["--contents", "y=scores", "--contents", "hidden=nothing", "--max-loss", "5%", "--minimize", "params"]
     made = run("compress", tmp_path / "m.onnx", tmp_path / "o.onnx", "--data", tmp_path / "x.npz", *words)
     assert made.exit_code == 0, made.stderr
     same = run("apply", tmp_path / "o.onnx", tmp_path / "m.onnx", tmp_path / "p.onnx", "--data", tmp_path / "x.npz")

@@ -101,10 +101,9 @@ class Batches:
         highest = self.highest_class
         if highest < 0 or any(judged):
             return ""
-        least = max(highest, 1)
         return (
-            f"the labels were not used: no output is known to have a row of more than {least} scores for each of "
-            "them; a name such as `logits` would tell"
+            f"the labels were not used: they go up to {highest}, and no output is known to have a row of at least "
+            f"{max(highest, 1) + 1} scores for each of them; --contents NAME=classes would tell"
         )
 
     def first(self) -> Feed:

@@ -16,7 +16,7 @@ from onnxgrail.fidelity.kinds.read import with_least
 from onnxgrail.fidelity.kinds.rows import ROW, differing, with_numbers, with_relative
 from onnxgrail.fidelity.lists import LISTED, WRITTEN, written
 
-TOLD = "as --content says"
+TOLD = "as --contents says"
 OTHER = "other values or shapes in later samples"
 LEVELS = 2  # most bytes of a whole number that can be a level of an image or a wave
 MASKED = 1e3  # least size of what stands for minus infinity

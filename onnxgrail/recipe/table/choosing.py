@@ -147,7 +147,7 @@ REMOVE = (
         Value(kind="layers", metavar="LAYERS"),
         "Number of layers that grasp replaces, the most redundant first; or a comma-separated list of names of "
         "layers, blocks, nodes or weights; or all, filtered by --include.",
-        otherwise="as many as --ratio requires",
+        otherwise="as many as --ratio requires; with grail,grasp a number is needed",
     ),
     Option(
         "grasp_retain",

@@ -85,7 +85,6 @@ DATA = (
         Value(kind="contents", metavar="NAME=CONTENT", words=CONTENTS),
         "What an output holds, if its values and its name do not tell: logits=classes, risks=scores, y=values, "
         "v=embedding; hidden=nothing does not judge. Repeatable; see docs/loss.md.",
-        spelling="--content",
         commands=DATA_COMMANDS,
     ),
     Option("save_stats", PATH, "Store the statistics of the original model in a file.", metavar="FILE.npz"),
@@ -201,7 +200,7 @@ REPORT = (
         FLAG,
         "Measure latency of the original and the result, in turn, for the report.",
         off="--no-latency",
-        otherwise="if a page is written",
+        otherwise="if a page is written, or weights are quantized",
         commands=("compress", "apply", "compare"),
     ),
     Option(
