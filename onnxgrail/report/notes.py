@@ -32,6 +32,7 @@ from onnxgrail.registry import REDUCERS
 
 LITTLE = 0.01  # share of what a search minimizes, below which it has saved next to nothing
 NOTED = 2**10  # bytes of notes from which a report tells that they are gone
+LIKELY = 0.7  # mean loss, as a share of the limit, with which more samples may bring the bound below it
 MUCH = 1.3  # times what is saved now
 FEW = 16  # samples below which a bound of a loss is loose
 INTERFACE = "caches and states that are inputs and outputs are narrower: feed and read them at their new sizes"
@@ -69,7 +70,7 @@ def notes_of(
         decision.allocation.note,
         little(decision.allocation.found, recipe.quantize),
         _ended(recipe, decision.allocation.found),
-        _more(decision.allocation.found),
+        more(decision.allocation.found),
         _loose(decision.allocation.found),
         _blind(decision.allocation.found, labeled=_labeled(prepared)),
         _unjudged(recipe, decision.allocation.found),
@@ -137,14 +138,29 @@ def fewer_bits(minimize: str, kind: str) -> str:
     return f"fewer bits may lose less than fewer units: {' or '.join(size + bits)}" if size or bits else ""
 
 
-def _more(found: Found | None) -> str:
-    """Return a note on what a larger loss would save, if it is much more."""
+def more(found: Found | None) -> str:
+    """Return a note on what more samples, or else a larger loss, would save, if it is much more."""
     if found is None or found.next_cost is None or found.next_limit is None:
         return ""
     now, then = (1 - cost / found.before for cost in (found.cost, found.next_cost))
+    if unsure := _unsure(found, now):
+        return unsure
     if then < MUCH * now or f"{then:.0%}" == f"{now:.0%}":
         return ""
     return f"--max-loss {100 * found.next_limit:.3g}% would save about {then:.0%} of {found.minimize}, not {now:.0%}"
+
+
+def _unsure(found: Found, now: float) -> str:
+    """Return a note on a candidate that saves much more than what is saved now, and loses little as far as is known."""
+    limit, least = found.limit, found.before * (1 - MUCH * now)
+    likely = [one for one in found.tried if one.loss.mean <= LIKELY * limit and limit < one.loss.bound]
+    if not likely or (best := min(likely, key=lambda one: one.cost)).cost > least:
+        return ""
+    loss, saved = best.loss, 1 - best.cost / found.before
+    return (
+        f"a model that saves {saved:.0%} of {found.minimize}, not {now:.0%}, has a loss of {loss.mean:.2%}, which may "
+        f"be up to {loss.bound:.2%} on {loss.samples} samples: more samples may allow it"
+    )
 
 
 def idle(recipe: Recipe) -> list[str]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxgrail.allocation.found import Candidate, Found, Judged
+from onnxgrail.report.notes import more
 from onnxgrail.search.bisect import AGAIN, FILLED, Seek, farthest, farthest_of
 from onnxgrail.search.harms import Harm
 from onnxgrail.search.path import Path, Paths, path_of
@@ -94,3 +98,25 @@ def test_the_first_candidate_that_holds_is_not_the_last_one() -> None:
     assert first >= NORMAL.tries - 1
     assert found.good == max(count for count in tried if count <= 12) > 2 * tried[first]
     assert len(tried) <= first + 1 + AGAIN
+
+
+@pytest.mark.parametrize(
+    ("means", "wanted"),
+    [
+        ((0.006, 0.002), "a model that saves 60% of macs, not 20%, has a loss of 0.60%, which may be up to 4.00%"),
+        ((0.008, 0.002), "a model that saves 40% of macs, not 20%, has a loss of 0.20%, which may be up to 4.00%"),
+        ((0.008, 0.008), "--max-loss 4% would save about 60% of macs, not 20%"),
+    ],
+)
+def test_a_search_says_where_more_samples_may_allow_more(means: tuple[float, float], wanted: str) -> None:
+    """The mean loss of a candidate is well within the limit, and only its bound is not."""
+
+    def one(cost: float, mean: float, bound: float) -> Candidate:
+        loss = Judged(output="y", part="", name="NMSE", kind="values", samples=80, mean=mean, bound=bound, agreement={})
+        return Candidate(steps=1, cost=cost, predicted=0.0, loss=loss)
+
+    tried = (one(4.0, means[0], 0.04), one(6.0, means[1], 0.04), one(8.0, 0.001, 0.005))
+    found = Found(limit=0.01, minimize="macs", before=10.0, cost=8.0, crossed=False, tried=tried, chosen=2)
+    note = more(replace(found, next_limit=0.04, next_cost=4.0))
+    assert note.startswith(wanted)
+    assert note.endswith("on 80 samples: more samples may allow it") is (min(means) < 0.007)

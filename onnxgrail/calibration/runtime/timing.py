@@ -16,6 +16,7 @@ from onnxgrail.calibration.runtime.session import Session
 from onnxgrail.core import Feed, Floats
 
 WARM = 3  # warm-up runs of each model
+SHORT = 1.0  # milliseconds of a run below which the state of caches decides
 DRAWS = 2000  # bootstrap resamples per interval
 FEWEST = 6  # rounds; the range of fewer runs holds the median less often than an interval promises
 LEVEL = 0.95
@@ -49,7 +50,10 @@ class Times:
 def take_turns(
     sessions: Sequence[Session], feeds: Sequence[Feed], *, least: int, most: int, seconds: float, warm: int = WARM
 ) -> Floats:
-    """Return milliseconds (models, rounds); each model runs once per round, and the order rotates.
+    """Return milliseconds (models, rounds); each model is timed once per round, and the order rotates.
+
+    The others have filled the caches of the processor meanwhile, which a short run would mostly wait for: before it is
+    timed, such a model runs once more, as it does on a server with no other.
 
     Args:
         sessions: a session per model.
@@ -64,14 +68,15 @@ def take_turns(
     """
     turns = list(enumerate(zip(sessions, feeds, strict=True)))
     rounds: list[list[float]] = []
-    for _ in range(warm):
-        for session, feed in zip(sessions, feeds, strict=True):
-            session.run(feed)
+    warmed = [[_timed(session, feed) for session, feed in zip(sessions, feeds, strict=True)] for _ in range(warm)]
+    short = [milliseconds < SHORT for milliseconds in np.min(warmed, axis=0, initial=np.inf).tolist()]
     started = time.perf_counter()
     while len(rounds) < least or (len(rounds) < most and time.perf_counter() - started < seconds):
         first = len(rounds) % len(turns)
         row = [0.0] * len(turns)
         for number, (session, feed) in turns[first:] + turns[:first]:
+            if short[number]:
+                session.run(feed)
             row[number] = _timed(session, feed)
         rounds.append(row)
     return np.array(rounds).T
