@@ -82,9 +82,8 @@ def _check(recipe: Recipe) -> None:
     cache_bytes(recipe)
     for name, row in FIELDS.items():
         value = getattr(recipe, name)
-        if isinstance(value, Mapping):
-            _check_words(row, tuple(value.values())) if value and row.value.words else None
-        elif row.value.words and value is not None:
+        value = tuple(value.values()) or None if isinstance(value, Mapping) else value
+        if row.value.words and value is not None:
             _check_words(row, value)
         elif isinstance(value, int | float) and not row.value.allows(value):
             hint = "1 would remove everything" if row.value == SHARE else ""

@@ -87,8 +87,8 @@ def classes(look: Look, why: str) -> Part | None:
         return None
     if columns in array.shape[1:]:
         return Part(kind="classes", why=why, form="logits", axis=1, rows=True)
-    axis = array.ndim - 1 if array.ndim == 3 else min((array.ndim - 1, 1), key=lambda axis: array.shape[axis])
-    return None if array.shape[axis] == 1 else _dense(look, axis, why, "logits")
+    axis = array.ndim - 1 if array.ndim == 3 else _columns(array)
+    return None if axis is None or array.shape[axis] == 1 else _dense(look, axis, why, "logits")
 
 
 def _dense(look: Look, axis: int, why: str, form: Form) -> Part:
