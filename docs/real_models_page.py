@@ -75,8 +75,12 @@ def page() -> str:
 
 def later(data: Iterable[Mapping[str, Any]]) -> str:
     """Return the rows that were measured at another time, in words."""
-    found = sorted({(row["way"], row["machine"], row["date"]) for one in data for row in one["rows"] if "date" in row})
-    return "".join(f" Rows of {WAYS[way]}: {machine}, {date}." for way, machine, date in found)
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for row in (row for one in data for row in one["rows"] if "date" in row):
+        found.setdefault((row["machine"], row["date"]), {})[WAYS[row["way"]]] = None
+    return "".join(
+        f"\n  Rows of {', and of '.join(ways)}: {machine}, {date}." for (machine, date), ways in found.items()
+    )
 
 
 def table(data: Mapping[str, Any], names: Sequence[str], ways: Sequence[str]) -> Iterator[str]:
