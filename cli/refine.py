@@ -37,7 +37,7 @@ COMMON = (
     save_as_external_data={"otherwise": "as SMALL has them"},
     refine={"default": ("laco", "distill")},
     check={"help": "Compare with DENSE before and after the fit."},
-    report={"help": "Write the report; repeatable.", "metavar": "FILE.json"},
+    report={"help": "Write the report as JSON (.json) or as a page (.html); repeatable."},
 )
 def refine(
     *,

@@ -66,7 +66,7 @@ def refine_model(
         dry_run: fit and report, write no model.
         save_as_external_data: as for `compress`; the default follows the small model.
         resume: a folder for finished fits; the same call with the same folder continues a killed run.
-        report: files for the report, as JSON.
+        report: files for the report, `.json` or `.html`.
         custom_ops: as for `compress`.
         progress: called with stage, done, total.
         **choices: `refine` (default laco, then distill) and the other fields of `Recipe` on data and fits.

@@ -30,6 +30,7 @@ from onnxgrail.recipe.plugins import GROUPS, foreign
 from onnxgrail.recipe.table import AMOUNTS, FIELDS, OPTIONS
 from onnxgrail.recipe.trust import FILES, PLACES, Origin
 
+REPEATED = "Only compress is repeated"
 KEY = "onnxgrail.recipe"  # metadata key: a list of the runs that made the model, in order
 AUTO = "auto"  # how a run requests held-out samples by default
 WITHOUT = "without"  # key: what the run had and the file does not name: data, held-out data, a metric
@@ -246,6 +247,8 @@ def _of_mapping(found: Mapping[str, Any], origin: Origin) -> Saved:
         return _saved(found, origin)
     if found["schema"] != SCHEMA or not isinstance(found.get("recipe"), Mapping):
         raise UsageError(f"{origin.label} is no report of a run of `compress`", hint=KINDS)
+    if "reference" in found:
+        raise UsageError(f"{origin.label} is a report of `refine`", hint=REPEATED)
     return _of_report(found, origin.label)
 
 
@@ -269,9 +272,7 @@ def _of_model(source: model_file.Source, label: str) -> Saved:
         raise UsageError(f"{label} holds no recipe", hint="Only models that onnxgrail wrote say how they were made")
     last = made[-1]
     if last.get("command") != "compress":
-        raise UsageError(
-            f"the last command that wrote {label} is {last.get('command')!r}", hint="Only compress is repeated"
-        )
+        raise UsageError(f"the last command that wrote {label} is {last.get('command')!r}", hint=REPEATED)
     return _saved(last["recipe"], Origin(label=label))
 
 

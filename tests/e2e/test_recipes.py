@@ -227,6 +227,16 @@ def test_a_report_does_not_replace_the_recipe(folder: Path) -> None:
     assert not twice.exists()
 
 
+def test_a_report_of_a_refinement_is_not_repeated(folder: Path) -> None:
+    done = run("compress", folder / "m.onnx", "--ratio=0", "--dry-run", "--report", folder / "r.json")
+    assert done.exit_code == 0, done.stderr
+    report = json.loads((folder / "r.json").read_text())
+    (folder / "f.json").write_text(json.dumps({**report, "reference": {"path": "large.onnx"}}))
+    done = run("apply", folder / "f.json", folder / "m.onnx", "-o", folder / "o.onnx")
+    assert (done.exit_code, (folder / "o.onnx").exists()) == (2, False)
+    assert "f.json is a report of `refine`. Only compress is repeated" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
