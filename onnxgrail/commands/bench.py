@@ -60,7 +60,14 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Benchmark(Plain):
-    """The latencies of all models at all batch sizes, with date, machine and environment."""
+    """The latencies of all models at all batch sizes, with date, machine and environment.
+
+    Attributes:
+        rows: per model and batch size: `path`, `bytes`, `batch_size`, `rounds`, `throughput` (samples per second at the
+            median), and `times`: milliseconds per run (`median`, `mean`, `p90`, `p99`, `spread`), and for all models
+            but the first `ratio`, the speed relative to it, with the 95 % `interval`.
+        threads: of each run; calibration: the data that were fed.
+    """
 
     rows: tuple[Timing, ...]
     threads: int

@@ -70,6 +70,10 @@ class Demo(Plain):
     """The measurements of all models, per model the dense one first, with date, machine and environment.
 
     Latency is that of a batch of `batch_size` on `threads` threads, the median of `repeats` interleaved runs.
+
+    Attributes:
+        rows: per model, ratio and compensation: `metric` and `score` on held-out data, with `score_interval`; `params`,
+            `macs`, `bytes`; `latency_ms`, `spread_ms`; `speedup` and `speedup_interval`, relative to the dense model.
     """
 
     rows: tuple[Row, ...]

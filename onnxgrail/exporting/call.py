@@ -142,6 +142,9 @@ def export(
         force: replace an existing target.
         progress: called once per attempt.
 
+    Returns:
+        Export: the file, what wrote it, and how it compares with torch.
+
     Raises:
         UsageError: an option is out of range.
         MissingExtraError: torch or a hub's package is not installed.
