@@ -54,6 +54,7 @@ def refined(model: Any, refine: str = "", given: Any = None, **choices: Any) -> 
         "check": False,
         "held_out": 0,
         "compensate": "grail",
+        "selector": "wanda",  # the elimination leaves little to refine
     }
     return onnxgrail.compress(
         ir.to_proto(model), data=data() if given is None else given, **{**common, "refine": refine or "none", **choices}
