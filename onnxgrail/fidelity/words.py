@@ -94,6 +94,8 @@ def advice(data: Data) -> list[str]:
 
 def _ways(recipe: Data) -> list[str]:
     """Return options under which less goes, or other units; none if nothing goes."""
+    if "grail" not in recipe.get("method", ("grail",)):
+        return ["fewer --grasp-layers", "a larger --grasp-retain"]
     amounts = ("ratio", "unit_ratio", "max_loss", *(key for key in recipe if key.startswith("target_")))
     asked = next((key for key in amounts if recipe.get(key) is not None), "ratio")
     if recipe.get(asked) == 0:

@@ -17,6 +17,7 @@ from onnxgrail.algebra.select.selectors.auto import Auto
 from onnxgrail.commands import frontier
 from onnxgrail.core import View
 from onnxgrail.errors import UsageError
+from onnxgrail.fidelity.words import _ways
 from onnxgrail.recipe.check import recipe_of
 from onnxgrail.recipe.table import FIELDS
 from onnxgrail.search import within
@@ -150,3 +151,8 @@ def test_other_selectors_are_taken_for_every_block() -> None:
     view = mlp(np.random.default_rng(1))
     assert [taken(name, view) for name in ("l2", "wanda", "obs")] == ["l2", "wanda", "obs"]
     assert [needs_gram_of(name, view.block) for name in ("l2", "wanda", "obs")] == [False, False, True]
+
+
+def test_what_brings_a_result_closer_is_an_option_of_the_method() -> None:
+    assert _ways({"ratio": 0.3, "method": ["grail"], "selector": "auto"}) == ["a smaller --ratio", "--selector obs"]
+    assert _ways({"ratio": None, "method": ["grasp"]}) == ["fewer --grasp-layers", "a larger --grasp-retain"]
