@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from onnxgrail.commands.apply import apply
-    from onnxgrail.commands.bench import Benchmark, bench
+    from onnxgrail.commands.bench import bench
     from onnxgrail.commands.compare import compare
     from onnxgrail.commands.compress import compress
-    from onnxgrail.commands.demo import Demo, demo
+    from onnxgrail.commands.demo import demo
     from onnxgrail.commands.folder import compress_folder
     from onnxgrail.commands.frontier import frontier
     from onnxgrail.commands.inspect import inspect
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         RewriteError,
         UsageError,
     )
-    from onnxgrail.exporting.call import Export, export
+    from onnxgrail.exporting.call import export
     from onnxgrail.machine.group.torchrun import join
     from onnxgrail.options import Recipe
     from onnxgrail.report.comparison import Comparison
@@ -49,12 +49,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Benchmark",
     "Comparison",
     "DataError",
-    "Demo",
     "DeviceError",
-    "Export",
     "FolderResult",
     "Frontier",
     "Inspection",
@@ -87,10 +84,7 @@ __all__ = [
 _ERRORS = [name for name in __all__ if name.endswith("Error")]
 _WHERE = {
     **dict.fromkeys(_ERRORS, "errors"),
-    "Benchmark": "commands.bench",
     "Comparison": "report.comparison",
-    "Demo": "commands.demo",
-    "Export": "exporting.call",
     "FolderResult": "report.result",
     "Frontier": "report.frontier",
     "Inspection": "report.report",

@@ -60,14 +60,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Benchmark(Plain):
-    """The latencies of all models at all batch sizes, with date, machine and environment.
-
-    Attributes:
-        rows: per model and batch size: `path`, `bytes`, `batch_size`, `rounds`, `throughput` (samples per second at the
-            median), and `times`: milliseconds per run (`median`, `mean`, `p90`, `p99`, `spread`), and for all models
-            but the first `ratio`, the speed relative to it, with the 95 % `interval`.
-        threads: of each run; calibration: the data that were fed.
-    """
+    """The latencies of all models at all batch sizes, with date, machine and environment."""
 
     rows: tuple[Timing, ...]
     threads: int
@@ -128,7 +121,9 @@ def bench(
         progress: called per batch size.
 
     Returns:
-        Benchmark: a row per model and batch size.
+        Benchmark: `rows`, one per model and batch size, each with `path`, `bytes`, `batch_size`, `rounds`, `throughput`
+            (samples per second at the median) and `times`: `median`, `mean`, `p90`, `p99` and `spread` in milliseconds,
+            and the `ratio` of speeds to the first model with its 95 % `interval`.
 
     Raises:
         UsageError: no model, or a number below 1.

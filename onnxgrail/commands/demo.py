@@ -70,10 +70,6 @@ class Demo(Plain):
     """The measurements of all models, per model the dense one first, with date, machine and environment.
 
     Latency is that of a batch of `batch_size` on `threads` threads, the median of `repeats` interleaved runs.
-
-    Attributes:
-        rows: per model, ratio and compensation: `metric` and `score` on held-out data, with `score_interval`; `params`,
-            `macs`, `bytes`; `latency_ms`, `spread_ms`; `speedup` and `speedup_interval`, relative to the dense model.
     """
 
     rows: tuple[Row, ...]
@@ -121,7 +117,8 @@ def demo(
         progress: called per compressed model.
 
     Returns:
-        Demo: a row per model, ratio and compensation.
+        Demo: `rows`, one per model, ratio and compensation, each with `metric` and `score` on held-out data, `params`,
+            `macs`, `bytes`, `latency_ms` and `speedup` over the dense model, and 95 % intervals of score and speedup.
 
     Raises:
         UsageError: an unknown model or an impossible ratio.

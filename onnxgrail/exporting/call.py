@@ -143,7 +143,8 @@ def export(
         progress: called once per attempt.
 
     Returns:
-        Export: the file, what wrote it, and how it compares with torch.
+        Export: `output`, the file; `exporter` and `attention`, what wrote it; `opset`, `inputs`, `outputs`, `params`,
+            `bytes`; `checks`, comparisons with torch; and `notes`.
 
     Raises:
         UsageError: an option is out of range.
