@@ -14,7 +14,7 @@ from onnxgrail.allocation import schedules
 from onnxgrail.allocation.balance import PROMISE, Fit, balanced, by_units
 from onnxgrail.allocation.few import Bits, Moved, fewest, given_bits, held, lowered, plain, raised, with_bits
 from onnxgrail.allocation.ladders import Cost, Ideal, Widths, ladders_of
-from onnxgrail.allocation.losses import Search, Way, Ways, evidence, tells
+from onnxgrail.allocation.losses import Search, Way, Ways, evidence, simple, tells
 from onnxgrail.allocation.measures import Measure, built, measure_of, of_result
 from onnxgrail.allocation.outcome import answer, counted
 from onnxgrail.allocation.result import Allocation, Budget, at_widths
@@ -33,13 +33,6 @@ BLOCKED = 8  # the same for weights in a few bits, whose blocks do not shrink wi
 TIMED = 0.7  # share of the multiply-accumulates near which losses are measured for a latency in milliseconds
 SLIGHT = 0.1  # least share of the units near which losses are measured if bits are chosen, too
 PROVED = 0.5  # share of each block that a proof removes before widths are known
-
-
-def simple(recipe: Recipe) -> bool:
-    """Return True if widths follow from the recipe alone, block by block."""
-    alone = recipe.unit_ratio is not None and recipe.allocate in ("auto", "uniform", "depth")
-    limited = target_of(recipe) is not None or recipe.max_loss is not None
-    return recipe.widths is not None or (not limited and (alone or recipe.keeps_everything))
 
 
 def at_first(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> Allocation:
@@ -175,7 +168,7 @@ def _corrected(
 
     def paying(most: float) -> Fit:
         fit = find(most)
-        return replace(fit, widths=search.prepared.paying(fit.widths))
+        return replace(fit, widths=search.prepared.paying(fit.widths, measure))
 
     most, best = limit, paying(limit)
     if target_of(search.recipe) is None:

@@ -19,6 +19,7 @@ from onnxgrail.calibration.streaming import of_blocks
 from onnxgrail.core import Block, Floats, Recipe, View
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.rewrite import weights
+from onnxgrail.machine.amounts import target_of
 from onnxgrail.machine.job import Job
 
 SMALL = 2**29  # bytes of weights up to which a trial of every block is worth its time
@@ -81,10 +82,22 @@ class Search:
         return any(widths.get(block.name, block.units) < block.units for block in self.blocks)
 
 
+def simple(recipe: Recipe) -> bool:
+    """Return True if widths follow from the recipe alone, block by block."""
+    alone = recipe.unit_ratio is not None and recipe.allocate in ("auto", "uniform", "depth")
+    limited = target_of(recipe) is not None or recipe.max_loss is not None
+    return recipe.widths is not None or (not limited and (alone or recipe.keeps_everything))
+
+
 def tells(prepared: Prepared, recipe: Recipe, most: int = SMALL) -> bool:
     """Return True if data are real, fits follow them, and the weights have at most so many bytes to try."""
     real = not prepared.batches.synthetic and recipe.compensate != "none"
     return real and weight_bytes(prepared.model) <= most
+
+
+def measures(prepared: Prepared, recipe: Recipe) -> bool:
+    """Return True if widths follow from measured losses."""
+    return not simple(recipe) and tells(prepared, recipe) and recipe.allocate in ("auto", "global")
 
 
 def search_of(

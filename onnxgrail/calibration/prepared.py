@@ -19,8 +19,7 @@ from onnxgrail.calibration.metric import Metric
 from onnxgrail.calibration.runtime.latency import single
 from onnxgrail.core import Array, Bools, Floats
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.meter import without_pairs
-from onnxgrail.graph.cost.spare import needed, pairs_of
+from onnxgrail.graph.cost.spare import needed, pairs_of, paying
 from onnxgrail.graph.flatten.branches import Route, folded
 from onnxgrail.graph.flatten.direct import NOTHING, Unlisted, relisted
 from onnxgrail.graph.io.model_file import copy
@@ -124,9 +123,9 @@ class Prepared:
         left = replace(left, survey=named_as(left.survey, self.survey))
         return left if {*names} <= {block.name for block in left.survey.blocks} else self
 
-    def paying(self, widths: Mapping[str, int]) -> dict[str, int]:
-        """Return widths at which what lies between two convolutions is whole where one has fewer parameters."""
-        return without_pairs(self.model, self.survey, widths)
+    def paying(self, widths: Mapping[str, int], cost: Callable[[Mapping[str, int]], float]) -> dict[str, int]:
+        """Return widths at which what lies between two convolutions is whole where one costs no more."""
+        return paying(self.model, self.survey, widths, cost)
 
     def undivided(self) -> Prepared:
         """Return the model in its other bases, but with each layer that became two as one."""

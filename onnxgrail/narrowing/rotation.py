@@ -22,8 +22,7 @@ from onnxgrail.algebra.rotation import (
     unnormed,
     with_biases,
 )
-from onnxgrail.allocation.choose import simple
-from onnxgrail.allocation.losses import tells
+from onnxgrail.allocation.losses import measures
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.proof import unchanged
@@ -40,6 +39,7 @@ from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.job import Job
 from onnxgrail.machine.steps.codec import Record
+from onnxgrail.search.kernels import unmeasurable
 
 STEP = "rotation"  # cache key of the bases
 PART = 2**27  # bytes of second moments that are measured together; while they are added up they take a few times that
@@ -67,22 +67,17 @@ def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
     """Return what is rotated.
 
     Tables cost multiply-accumulates, so parameters or bytes have to be asked for. Two convolutions cost less than one
-    only without many of the channels between them: losses have to tell, not a share that is the same for all blocks.
-    They take longer than one with as many multiply-accumulates, so latency must not be what is asked for.
+    only without many of the channels between them: losses have to tell, and kernels where latency is asked for. Those
+    of 8-bit convolutions are not measured, and two take longer.
     """
     searched = None if recipe.max_loss is None else recipe.minimize
-    sized = searched in ("params", "size") or any(
-        one is not None for one in (recipe.ratio, recipe.target_params, recipe.target_size)
-    )
+    amounts = recipe.ratio, recipe.target_params, recipe.target_size
+    sized = searched in ("params", "size") or any(amount is not None for amount in amounts)
     asked = sized or searched == "macs" or recipe.target_macs is not None
-    counted = asked and measures(prepared, recipe)
-    fits = {"embedding": sized or recipe.widths is not None, "rank": counted or recipe.widths is not None}
+    timed = searched == "latency" and recipe.quantize != "int8" and not unmeasurable(prepared, recipe)
+    given = recipe.widths is not None
+    fits = {"embedding": sized or given, "rank": given or ((asked or timed) and measures(prepared, recipe))}
     return [kind for kind in _turned(recipe) if fits.get(kind, True)]
-
-
-def measures(prepared: Prepared, recipe: Recipe) -> bool:
-    """Return True if widths follow from measured losses."""
-    return not simple(recipe) and tells(prepared, recipe) and recipe.allocate in ("auto", "global")
 
 
 def _turned(recipe: Recipe) -> list[Kind]:

@@ -12,9 +12,8 @@ import numpy as np
 from onnxgrail.algebra.decide import decided, error_at, needs_data, scores_of
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.moments.curves import Narrow
-from onnxgrail.allocation.choose import simple
 from onnxgrail.allocation.ladders import Cost
-from onnxgrail.allocation.losses import Search, tells
+from onnxgrail.allocation.losses import Search, simple, tells
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, known
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.stream.beginnings import Beginnings

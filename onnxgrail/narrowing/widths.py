@@ -6,10 +6,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from onnxgrail.allocation.choose import allocate, simple, with_names
+from onnxgrail.allocation.choose import allocate, with_names
 from onnxgrail.allocation.few import rungs_within
 from onnxgrail.allocation.ladders import Cost
-from onnxgrail.allocation.losses import Search, alone, curves_of, search_of
+from onnxgrail.allocation.losses import Search, alone, curves_of, search_of, simple
 from onnxgrail.allocation.measures import measure_of
 from onnxgrail.allocation.result import Allocation, allocation_of, at_widths, of_allocation
 from onnxgrail.allocation.statistics import NO_FILES, StatsFiles, impact_macs
@@ -91,8 +91,7 @@ def _searched(search: Search) -> Allocation:
     slow, _ = slow_weights(prepared, prepared.model, search.job, "before narrowing")
     spared = {**halves_of(prepared, recipe), **slow}
     widths, found = within(task_of(search, cost, limit_of(recipe), spared))
-    widths, bits = split(widths)
-    widths = prepared.paying(widths)
+    widths, bits = split(prepared.paying(widths, cost))
     found = dataclasses.replace(found, spared=spared)
     done = at_widths(prepared, blocks, recipe, widths, widths)
     return dataclasses.replace(done, used="search", found=found, note=note, bits=bits)

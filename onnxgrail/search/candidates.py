@@ -89,8 +89,8 @@ class Task:
             part: the model with that part.
             widths: of blocks, and bits of weights as `bits.step_of` names them.
         """
-        (blocks, bits), prepared = split(widths), self.search.prepared
-        blocks = prepared.paying(blocks)
+        prepared = self.search.prepared
+        blocks, bits = split(prepared.paying(widths, self.cost))
         if self.search.narrows(blocks):
             ledger = self.settle(part, blocks)
         else:  # the result has no other basis either

@@ -57,7 +57,7 @@ class Features:
             block: channels per block on this machine.
             full: its kernels at full widths.
         """
-        self._survey, self._block, self._converted = prepared.survey, block, full.moves
+        self.survey, self._block, self._converted = prepared.survey, block, full.moves
         self._nodes = {key(node): node for node in prepared.model.graph}
         known = [node for node in prepared.model.graph if key(node) in full.work]
         self._full = {key(node): self._kind(node, blocked=key(node) in full.blocked) for node in known}
@@ -66,7 +66,7 @@ class Features:
 
     def samples(self, measured: Measured) -> list[Sample]:
         """Return the kernels at some widths, with their features there."""
-        dead, found = dead_of(self._survey, measured.widths), list[Sample]()
+        dead, found = dead_of(self.survey, measured.widths), list[Sample]()
         for times, moved in ((measured.work, False), (measured.moves, True)):
             for name, ms in times.items():
                 node = self._nodes.get(name)
@@ -110,7 +110,7 @@ class Features:
         if kind[0] == MOVES:
             return np.array([1.0, 0.0, written])
         padded = blocked and node.op_type in counting.CONVOLUTIONS
-        macs = counting.node_macs(node, self._survey, dead) * (self._padding(node, dead) if padded else 1.0)
+        macs = counting.node_macs(node, self.survey, dead) * (self._padding(node, dead) if padded else 1.0)
         read = self._bytes(node.inputs, dead, blocked=blocked) + self._constants(node, dead)
         return np.array([1.0, macs, written + read])
 
@@ -178,11 +178,11 @@ class Features:
 
     def _shape(self, value: ir.Value | None, dead: Bools | None) -> tuple[int, ...]:
         name = value.name or "" if value is not None else ""
-        return counting.shapes(self._survey, dead)(name) if name in self._survey.facts.shapes else ()
+        return counting.shapes(self.survey, dead)(name) if name in self.survey.facts.shapes else ()
 
     def _bytes(self, values: Iterable[ir.Value | None], dead: Bools, *, blocked: bool) -> float:
         """Return the bytes of tensors that are computed from inputs."""
-        facts, total = self._survey.facts, 0.0
+        facts, total = self.survey.facts, 0.0
         for value in values:
             name = value.name or "" if value is not None else ""
             if name in facts.shapes and name not in facts.constants:
@@ -194,7 +194,7 @@ class Features:
 
     def _constants(self, node: ir.Node, dead: Bools) -> float:
         """Return the bytes of a node's constants."""
-        facts, total = self._survey.facts, 0.0
+        facts, total = self.survey.facts, 0.0
         for place, value in enumerate(node.inputs):
             name = value.name or "" if value is not None else ""
             if name in facts.shapes and name in facts.constants:
@@ -202,7 +202,7 @@ class Features:
         return total
 
     def _operand(self, node: ir.Node, place: int, dead: Bools | None) -> tuple[int, ...]:
-        shape, operand = self._shape(node.inputs[place], None), self._survey.operands.get((key(node), place))
+        shape, operand = self._shape(node.inputs[place], None), self.survey.operands.get((key(node), place))
         return shape if operand is None or dead is None else operand.left(shape, dead)
 
     def _weight(self, node: ir.Node, dead: Bools | None) -> tuple[int, ...]:

@@ -81,16 +81,22 @@ def measured_kernels(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe
         blocks: those that may be narrowed.
         recipe: the options; the providers are used.
     """
-    if recipe.providers[0] not in CPU:
-        return Kernels(note=f"{recipe.providers[0]} reports no time of a kernel")
-    if weight_bytes(prepared.model) > HEAVY:
-        return Kernels(note=f"its weights take more than {HEAVY >> 30} GiB")
+    note = unmeasurable(prepared, recipe)
+    if note:
+        return Kernels(note=note)
     try:
         return _measured(prepared, blocks, recipe)
     except StoppedError:
         raise
     except OnnxGrailError as error:
         return Kernels(note=str(error.args[0]))
+
+
+def unmeasurable(prepared: Prepared, recipe: Recipe) -> str:
+    """Return why the kernels of a model cannot be measured; '' if that is to be tried."""
+    if recipe.providers[0] not in CPU:
+        return f"{recipe.providers[0]} reports no time of a kernel"
+    return f"its weights take more than {HEAVY >> 30} GiB" if weight_bytes(prepared.model) > HEAVY else ""
 
 
 def _measured(prepared: Prepared, blocks: Sequence[Block], recipe: Recipe) -> Kernels:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +17,8 @@ from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.core import Block, Bools, Floats, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Meter, Part
+from onnxgrail.graph.cost.spare import Bridge, Spare, spares
+from onnxgrail.graph.trace.facts import key
 from onnxgrail.machine.job import Job
 from onnxgrail.search.features import MOVES, PART, Features, Kind, Place, Sample
 from onnxgrail.search.kernels import KERNELS, Kernels, measured_kernels
@@ -47,9 +50,9 @@ def modeled(prepared: Prepared, blocks: Sequence[Block], job: Job) -> tuple[Meas
     kernels = job.steps.once("kernels", lambda: measured_kernels(prepared, blocks, job.recipe), KERNELS)
     if not kernels.measured:
         return None, f"multiply-accumulates stand for latency: {kernels.note}"
-    full = kernels.measured[0]
-    note = f"latency is modeled: kernels of known nodes take {full.share:.0%} of {full.ms:g} ms"
-    return latency_measure(prepared, kernels), note
+    measure = latency_measure(prepared, kernels)
+    note = f"latency is modeled: kernels of known nodes take {kernels.measured[0].share:.0%} of {measure.given:.2g} ms"
+    return measure, note
 
 
 def slower(prepared: Prepared, slim: ir.Model, recipe: Recipe) -> Times | None:
@@ -88,49 +91,80 @@ def latency_measure(prepared: Prepared, kernels: Kernels) -> Measure:
         prepared: the model.
         kernels: measured on it, not empty.
     """
-    full = kernels.measured[0]
+    full, survey = kernels.measured[0], prepared.survey
     features = Features(prepared, kernels.block, full)
     samples = [sample for one in kernels.measured for sample in features.samples(one) if sample.ms > 0]
-    laws, pace = _laws(samples), _pace(samples)
-    groups: dict[tuple[int, ...], list[_Term]] = defaultdict(list)
-    owner = counting.owners(prepared.survey)
+    laws = _laws(samples)
+    terms: dict[str, list[_Term]] = defaultdict(list)
     for sample in features.samples(full):
-        units = [some for node in features.near(sample.node) for some in counting.units_at(node, prepared.survey)]
-        blocks = tuple(sorted(counting.owned(owner, units)))
-        if blocks and sample.ms > 0:
+        if sample.ms > 0:
             of = laws[sample.place]
             known = features.kind_at(sample.node, sample.kind, None) == sample.kind
-            groups[blocks].append(_Term(sample, of if known else {sample.kind: of[sample.kind]}))
-    parts = [Part(blocks, _Saved(features, tuple(terms), pace)) for blocks, terms in groups.items()]
-    return Measure(full.ms, full.ms, Meter(prepared.survey, parts))
+            terms[key(sample.node)].append(_Term(sample, of if known else {sample.kind: of[sample.kind]}))
+    times = _Times(features, terms, _pace(samples))
+    owner = counting.owners(survey)
+
+    def blocks(nodes: Iterable[ir.Node]) -> tuple[int, ...]:
+        units = (some for node in nodes for near in features.near(node) for some in counting.units_at(near, survey))
+        return tuple(sorted(counting.owned(owner, units)))
+
+    groups: dict[tuple[int, ...], list[ir.Node]] = defaultdict(list)
+    for node in (node for node in prepared.model.graph if key(node) in terms):
+        groups[blocks([node])].append(node)
+    parts = [Part(some, partial(_saved, times, tuple(nodes))) for some, nodes in groups.items() if some]
+    parts += [Part(blocks(one.nodes), partial(_spared, times, one)) for one in spares(prepared.model, survey)]
+    meter = Meter(survey, parts)
+    return Measure(full.ms - meter.saved({}), full.ms, meter)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Term:
-    """A node at full widths, and its coefficients by kind of kernel."""
+    """A kernel at full widths, and its coefficients by kind of kernel."""
 
     full: Sample
     laws: Mapping[Kind, Floats]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Saved:
-    """The milliseconds that nodes with the same blocks save without the dead units; `pace` as `_pace` gives it."""
+class _Times:
+    """The milliseconds of nodes, given the kernels of each by its key; `pace` as `_pace` gives it."""
 
     features: Features
-    terms: tuple[_Term, ...]
+    terms: Mapping[str, Sequence[_Term]]
     pace: float
 
-    def __call__(self, dead: Bools) -> float:
-        return sum(self._saved(term, dead) for term in self.terms)
+    def full(self, node: ir.Node) -> float:
+        """Return the time of a node at full widths."""
+        return float(sum(term.laws[term.full.kind] @ term.full.features for term in self.terms.get(key(node), ())))
 
-    def _saved(self, term: _Term, dead: Bools) -> float:
+    def left(self, node: ir.Node, dead: Bools) -> float:
+        """Return the time of a node without the dead units; without any, exactly that at full widths."""
+        return float(sum(self._left(term, dead) for term in self.terms.get(key(node), ())))
+
+    def _left(self, term: _Term, dead: Bools) -> float:
         node, full = term.full.node, term.full.kind
         laid = self.features.kind_at(node, full, dead)
         kind = laid if laid in term.laws else full
         left = term.laws[kind] @ self.features.of(node, kind, dead)
-        left += self.pace * self.features.moved(node, full, laid, dead)
-        return float(term.laws[full] @ term.full.features - left)  # exactly 0 at full widths
+        return float(left + self.pace * self.features.moved(node, full, laid, dead))
+
+
+def _saved(times: _Times, nodes: Sequence[ir.Node], dead: Bools) -> float:
+    """Return the milliseconds that nodes with the same blocks save without the dead units."""
+    return sum(times.full(node) - times.left(node, dead) for node in nodes)
+
+
+def _spared(times: _Times, one: Spare, dead: Bools) -> float:
+    """Return the milliseconds of a matrix that is not needed, or those that two convolutions take more than one.
+
+    The one takes as long as that of several taps does with all channels between them.
+    """
+    if isinstance(one, Bridge):
+        return sum(times.left(one.node, dead) for _ in one.shapes(times.features.survey, dead))
+    whole = dead.copy()
+    whole[one.block.ids if one.block else []] = False
+    both = sum(times.left(node, dead) for node in one.nodes)
+    return max(both - times.left(one.taps, whole), 0.0)
 
 
 def _pace(samples: Sequence[Sample]) -> float:

@@ -11,8 +11,8 @@ import pytest
 from onnxgrail.calibration.observe import observe
 from onnxgrail.core import Floats
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.meter import Counted, dead_of, meter_of, without_pairs
-from onnxgrail.graph.cost.spare import pairs_of
+from onnxgrail.graph.cost.meter import Counted, dead_of, meter_of
+from onnxgrail.graph.cost.spare import pairs_of, paying
 from onnxgrail.graph.io.model_file import weight_bytes
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
@@ -167,9 +167,8 @@ def test_one_convolution_stays_where_two_cost_more(form: str, counted: Counted) 
             two = cost(without(other, survey, {outer: kept, name: between}), counted)
             widths = {outer: kept, name: between}
             assert before - meter.saved(widths) == min(one, two), (kept, between)
-            if counted == "params":
-                whole = without_pairs(other, survey, widths)[name] == units[name]
-                assert whole == (one <= two)
+            whole = paying(other, survey, widths, lambda some: before - meter.saved(some))[name] == units[name]
+            assert whole == (one <= two)
 
 
 def in_eight(shape: tuple[int, ...]) -> int:

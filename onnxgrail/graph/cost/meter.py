@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxgrail.core import Block, Bools, Ints
 from onnxgrail.graph.cost import counting
-from onnxgrail.graph.cost.spare import Spare, pairs_of, spares
+from onnxgrail.graph.cost.spare import Spare, spares
 from onnxgrail.graph.rewrite.unique import origin
 from onnxgrail.graph.trace.survey import Holding, Survey
 
@@ -135,14 +135,6 @@ def meter_of(model: ir.Model, survey: Survey, counted: Counted) -> Meter:
 def dead_of(survey: Survey, widths: Mapping[str, int]) -> Bools:
     """Return a mask of removed units that gives blocks these widths; units of one block cost the same."""
     return survey.dead(block.ids[widths.get(block.name, block.units) :] for block in survey.blocks)
-
-
-def without_pairs(model: ir.Model, survey: Survey, widths: Mapping[str, int]) -> dict[str, int]:
-    """Return widths at which blocks between two convolutions are whole where one of them has fewer parameters."""
-    dead = dead_of(survey, widths)
-    units = {block.name: block.units for block in survey.blocks}
-    whole = {p.block.name for p in pairs_of(model, survey) if p.block and p.gain(survey, "params", dead) >= 0}
-    return {name: units[name] if name in whole else width for name, width in widths.items()}
 
 
 def _spare(one: Spare, survey: Survey, owner: Ints, counted: Counted) -> Part:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -73,6 +73,11 @@ class Pair:
         return self.first, self.second
 
     @property
+    def taps(self) -> ir.Node:
+        """Return the one with several taps."""
+        return self.second if name_of(self.first, 1).endswith(SECOND) else self.first
+
+    @property
     def basis(self) -> str:
         """Return the name of the basis of the channels between them."""
         return self.second.metadata_props[RANK]
@@ -81,7 +86,7 @@ class Pair:
     def weights(self) -> tuple[str, str, str]:
         """Return the names of the weights of both, and of the one that they were."""
         first, second = (name_of(node, 1) for node in self.nodes)
-        return first, second, second if first.endswith(SECOND) else first
+        return first, second, name_of(self.taps, 1)
 
     def more(self, survey: Survey, counted: str, dead: Bools | None) -> int:
         """Return what both cost more than the one that they were, without the dead units; 0 if they cost less.
@@ -146,6 +151,16 @@ def _bridges(model: ir.Model) -> dict[str, list[ir.Node]]:
 def pairs_of(model: ir.Model, survey: Survey) -> list[Pair]:
     """Return the convolutions of a graph that became two."""
     return [one for one in spares(model, survey) if isinstance(one, Pair)]
+
+
+def paying(
+    model: ir.Model, survey: Survey, widths: Mapping[str, int], cost: Callable[[Mapping[str, int]], float]
+) -> dict[str, int]:
+    """Return widths at which blocks between two convolutions are whole where one of them costs no more."""
+    units = {pair.block.name: pair.block.units for pair in pairs_of(model, survey) if pair.block is not None}
+    narrow = {name: full for name, full in units.items() if widths.get(name, full) < full}
+    both = cost(widths) if narrow else 0.0
+    return {**widths, **{name: full for name, full in narrow.items() if cost({**widths, name: full}) <= both}}
 
 
 def surplus(model: ir.Model, survey: Survey, counted: str, dead: Bools | None) -> int:

@@ -59,7 +59,7 @@ def _least_harm(search: Search, cost: Cost, limit: float) -> Ideal:
 
     def widths(ideal: Ideal) -> Widths:
         found = balanced(ladders, ideal, cost, limit, strict=False).widths
-        return search.prepared.paying(found)
+        return search.prepared.paying(found, cost)
 
     even = schedules.uniform(ladders)
     shares = widths(even)

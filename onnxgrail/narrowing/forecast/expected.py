@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from onnxgrail.allocation.balance import by_units
 from onnxgrail.allocation.choose import by_ratio, given
 from onnxgrail.allocation.ladders import Widths
+from onnxgrail.allocation.losses import measures
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Recipe
 from onnxgrail.machine.amounts import target_of
@@ -16,7 +17,7 @@ from onnxgrail.narrowing.forecast.room import disk_of, memory_of
 from onnxgrail.narrowing.forecast.searching import USUAL, of_search, searched_bytes
 from onnxgrail.narrowing.forecast.speed import measured
 from onnxgrail.narrowing.forecast.work import Work, fits_of, of_run, of_turning
-from onnxgrail.narrowing.rotation import measures, turnable
+from onnxgrail.narrowing.rotation import turnable
 from onnxgrail.recipe.selection import selected
 
 SEARCHED, TARGET = 0.1, USUAL  # shares of the units that a search removes, and a target whose share is not known
