@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,43 +52,73 @@ def _lines() -> Iterator[Show]:
         while waiting:
             click.echo(waiting.pop(0), err=True)
 
-    yield stage_lines(say)
+    lines = StageLines(say)
+    over = threading.Event()
+
+    def remind() -> None:
+        while not over.wait(HOLD):
+            lines.remind()
+
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield lines
+    finally:
+        over.set()
+        reminder.join()
     flush()  # not after an error
 
 
-def stage_lines(say: Callable[[str], None], now: Callable[[], float] = time.perf_counter) -> Show:
-    """Return a callback that prints a line when a stage is done, with the time since the start and that of the stage.
+class StageLines:
+    """A callback that prints a line when a stage is done, with the time since the start and that of the stage.
 
-    Stages within a stage and very short stages have no line.  A long stage reports its progress.
+    Stages within a stage and very short stages have no line.  A long stage reports its progress, also where a single
+    step of it is long.
     """
-    start = last = now()
-    running: dict[str, float] = {}
 
-    def show(stage: str, done: int, total: int) -> None:
-        nonlocal last
-        moment = now()
-        if stage.startswith(EXPECTED):
-            say(f"[{moment - start:7.1f} s] {stage}")
-            return
-        running.setdefault(stage, moment)
-        if done >= total:
-            began, outermost = running[stage], next(iter(running)) == stage
-            if outermost:
-                running.clear()
-            else:
-                del running[stage]
+    def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.perf_counter) -> None:
+        self._say, self._now = say, now
+        self._start = self._last = now()
+        self._running: dict[str, tuple[float, int, int]] = {}  # when it began, and the steps that are done, and all
+        self._lock = threading.Lock()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Receive a progress report."""
+        moment = self._now()
+        with self._lock:
+            if stage.startswith(EXPECTED):
+                self._line(moment, stage)
                 return
-            if moment - began >= SHORT:
-                say(f"[{moment - start:7.1f} s] {stage}: {moment - began:.1f} s")
-        elif moment - last > QUIET_SECONDS:
-            left = f", about {(moment - running[stage]) * (total - done) / done:.0f} s left" if done else ""
-            steps = f"{stage}: {100 * done / total:.0f} %{left}" if total > 1 else stage
-            say(f"[{moment - start:7.1f} s] {steps} ...")
-        else:
-            return
-        last = moment
+            began = self._running.get(stage, (moment, 0, 0))[0]
+            self._running[stage] = began, done, total
+            if done < total:
+                self._report(stage, moment)
+            elif next(iter(self._running)) != stage:
+                del self._running[stage]
+            else:
+                self._running.clear()
+                self._last = moment
+                if moment - began >= SHORT:
+                    self._line(moment, f"{stage}: {moment - began:.1f} s")
 
-    return show
+    def remind(self) -> None:
+        """Report the progress of the innermost stage if nothing was said for long."""
+        moment = self._now()
+        with self._lock:
+            if self._running:
+                self._report(next(reversed(self._running)), moment)
+
+    def _report(self, stage: str, moment: float) -> None:
+        if moment - self._last <= QUIET_SECONDS:
+            return
+        began, done, total = self._running[stage]
+        left = f", about {(moment - began) * (total - done) / done:.0f} s left" if done else ""
+        steps = f"{stage}: {100 * done / total:.0f} %{left}" if total > 1 else stage
+        self._line(moment, f"{steps} ...")
+        self._last = moment
+
+    def _line(self, moment: float, text: str) -> None:
+        self._say(f"[{moment - self._start:7.1f} s] {text}")
 
 
 @contextlib.contextmanager

@@ -157,14 +157,17 @@ def _saved(times: _Times, nodes: Sequence[ir.Node], dead: Bools) -> float:
 def _spared(times: _Times, one: Spare, dead: Bools) -> float:
     """Return the milliseconds of a matrix that is not needed, or those that two convolutions take more than one.
 
-    The one takes as long as that of several taps does with all channels between them.
+    The one takes as long as that of several taps does with as many channels between them as it has on that side.
     """
+    survey = times.features.survey
     if isinstance(one, Bridge):
-        return sum(times.left(one.node, dead) for _ in one.shapes(times.features.survey, dead))
-    whole = dead.copy()
-    whole[one.block.ids if one.block else []] = False
+        return sum(times.left(one.node, dead) for _ in one.shapes(survey, dead))
+    *_, (made, read, *_) = one.shapes(survey, dead)
+    alone = dead.copy()
+    if one.block is not None:
+        alone[one.block.ids] = np.arange(one.block.units) >= (read if one.taps is one.second else made)
     both = sum(times.left(node, dead) for node in one.nodes)
-    return max(both - times.left(one.taps, whole), 0.0)
+    return max(both - times.left(one.taps, alone), 0.0)
 
 
 def _pace(samples: Sequence[Sample]) -> float:

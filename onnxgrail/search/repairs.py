@@ -8,8 +8,9 @@ Pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,10 +31,13 @@ class Plan:
     Attributes:
         count: most blocks to try.
         apart: blocks that run alongside all others; they are tried first, and say nothing about others.
+        like: block name to that of those which it is like, '' for blocks that are not named; of blocks of another sort
+            at the same depth, fits may leave quite another share.
     """
 
     count: int
     apart: frozenset[str] = frozenset()
+    like: Mapping[str, str] = field(default_factory=dict)
 
 
 def runs_alongside(block: Block, nodes: int) -> bool:
@@ -44,14 +48,14 @@ def runs_alongside(block: Block, nodes: int) -> bool:
         nodes: number of nodes of the graph.
     """
     begin, end = block.span
-    return bool(block.ranked) and (block.kind != "stream" or end - begin > WIDE * nodes)
+    return block.kind == "embedding" or (bool(block.ranked) and block.kind == "stream" and end - begin > WIDE * nodes)
 
 
 def repaired(harms: Sequence[Harm], plan: Plan, power: float, near: Near, left: Share) -> list[Harm]:
     """Return the losses of all blocks that are left after fits.
 
     The share that fits leave is measured for blocks that are spread evenly over the depth, and interpolated for the
-    others. It holds where a block was tried; see `_scaled` for other widths.
+    others like them. It holds where a block was tried; see `_scaled` for other widths.
 
     Args:
         harms: losses of all blocks alone, in order of depth.
@@ -68,16 +72,29 @@ def repaired(harms: Sequence[Harm], plan: Plan, power: float, near: Near, left: 
     able = [number for number, harm in enumerate(harms) if harm.levels and harm.losses[-1] > 0]
     places = {number: _place(harms[number], near) for number in able}
     wide = [number for number in able if harms[number].block in plan.apart][: plan.count]
-    deep = [number for number in able if harms[number].block not in plan.apart]
     shares = {number: share(number) for number in wide}
-    spread = np.linspace(0, len(deep) - 1, min(plan.count - len(wide), len(deep))).round().astype(int)
-    chosen = [deep[place] for place in np.unique(spread)]
-    if chosen:
-        logs = np.interp(deep, chosen, np.log([share(number) for number in chosen]))
-        shares |= dict(zip(deep, np.exp(logs).tolist(), strict=True))
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number in able:
+        if harms[number].block not in plan.apart:
+            groups[plan.like.get(harms[number].block, "")].append(number)
+    counts = dealt(plan.count - len(wide), [len(deep) for deep in groups.values()])
+    for deep, count in zip(groups.values(), counts, strict=True):
+        chosen = [deep[place] for place in np.unique(np.linspace(0, len(deep) - 1, count).round().astype(int))]
+        if chosen:
+            logs = np.interp(deep, chosen, np.log([share(number) for number in chosen]))
+            shares |= dict(zip(deep, np.exp(logs).tolist(), strict=True))
     for number, one in shares.items():
         found[number] = _scaled(harms[number], one, power, places[number])
     return found
+
+
+def dealt(count: int, sizes: Sequence[int]) -> list[int]:
+    """Deal tries to groups of some sizes: one to each if there are enough, and the rest by size."""
+    given = [0] * len(sizes)
+    for _ in range(min(count, sum(sizes))):
+        open_ones = [place for place, size in enumerate(sizes) if given[place] < size]
+        given[max(open_ones, key=lambda place: (not given[place], sizes[place] / (given[place] + 1)))] += 1
+    return given
 
 
 def _place(harm: Harm, near: Near) -> int:

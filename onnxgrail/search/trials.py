@@ -18,7 +18,7 @@ from onnxgrail.calibration.feeds.judging import chosen, part_of, spread
 from onnxgrail.calibration.judge import Judge, Outputs
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.streaming import stream_of
-from onnxgrail.core import Change, Floats, View
+from onnxgrail.core import Change, Floats, Kind, View
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.rewrite import weights
 from onnxgrail.machine.progress import Tick, ticking
@@ -36,6 +36,7 @@ JUDGED = 1000  # multiply-accumulates that take as long as judging one number of
 PASSES, MACS = 5, 1e11  # over the data, or multiply-accumulates if that is more, that all these trials may take
 RUNS, SHARE, FEW = 1.0, 8, 64  # runs that fits may take, each to one sample in `SHARE`, but no fewer than `FEW`
 FITTED = 6  # most blocks that are tried with fits
+PARTS: tuple[Kind, ...] = ("rank", "qk", "vo")  # blocks inside one layer, of which fits leave another share
 Content = Callable[[], Floats]
 """Returns the content of each feed, which takes a run of the original model."""
 HARM: Codec[Harm] = Codec(lambda harm: Record(notes=asdict(harm)), lambda record: harm_from(record.notes))
@@ -222,7 +223,8 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: Parts, tic
 
         nodes = len(prepared.model.graph)
         apart = frozenset(block.name for block in task.search.blocks if runs_alongside(block, nodes))
-        return repaired(harms, Plan(parts.trials, apart), power_of(harms), task.near, left)
+        like = {block.name: block.kind for block in task.search.blocks if block.kind in PARTS}
+        return repaired(harms, Plan(parts.trials, apart, like), power_of(harms), task.near, left)
 
 
 def parts_of(prepared: Prepared) -> Parts:

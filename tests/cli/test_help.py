@@ -43,7 +43,7 @@ def test_help_shows_ten_options_and_help_all_every_one():
 
 def test_lines_name_finished_stages_and_their_times():
     moments, said = iter([0.0, 0.5, 1.0, 1.5, 2.0, 4.0, 6.0, 6.0, 6.99, 7.0, 10.0, 50.0, 60.0]), []
-    show = _progress.stage_lines(said.append, lambda: next(moments))
+    show = _progress.StageLines(said.append, lambda: next(moments))
     assert _progress.EXPECTED == EXPECTED
     show("expected: about 1 min", 1, 1)  # at 0.5
     show("load", 0, 1)  # at 1.0
@@ -59,6 +59,22 @@ def test_lines_name_finished_stages_and_their_times():
     show("fit", 40, 40)
     assert said[:3] == ["[    0.5 s] expected: about 1 min", "[    1.5 s] load: 0.5 s", "[    6.0 s] calibrate: 4.0 s"]
     assert said[3:] == ["[   50.0 s] fit: 50 %, about 40 s left ...", "[   60.0 s] fit: 50.0 s"]
+
+
+def test_lines_go_on_during_one_long_step():
+    moments, said = iter([0.0, 1.0, 2.0, 20.0, 31.5, 50.0, 65.0, 70.0]), []
+    show = _progress.StageLines(said.append, lambda: next(moments))
+    show("allocate", 0, 1)  # at 1.0
+    show("trying blocks", 1, 4)
+    show.remind()
+    show.remind()  # at 31.5
+    show.remind()
+    show.remind()  # at 65.0
+    show("trying blocks", 4, 4)
+    assert said == [
+        "[   31.5 s] trying blocks: 25 %, about 88 s left ...",
+        "[   65.0 s] trying blocks: 25 %, about 189 s left ...",
+    ]
 
 
 def test_without_a_terminal_stages_are_lines(monkeypatch):

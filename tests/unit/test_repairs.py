@@ -8,7 +8,7 @@ import pytest
 from onnxgrail.core import Block, Kind
 from onnxgrail.search.harms import Harm, Near
 from onnxgrail.search.path import path_of
-from onnxgrail.search.repairs import LEAST, Plan, repaired, runs_alongside
+from onnxgrail.search.repairs import LEAST, Plan, dealt, repaired, runs_alongside
 
 LEVELS = (28, 24, 20, 16, 12, 8)
 ERRORS = tuple(float(((32 - level) / 32) ** 2) for level in LEVELS)
@@ -76,13 +76,38 @@ def test_a_block_beside_all_others_says_nothing_about_them() -> None:
     assert max(found[2].losses) < max(found[0].losses)
 
 
+def test_shares_are_interpolated_among_blocks_that_are_alike() -> None:
+    names = ["a.conv", "a.rank", "b.conv", "b.rank", "c.conv", "c.rank"]
+    shares = {"a.conv": 0.01, "c.conv": 1.0, "a.rank": 0.5, "c.rank": 0.5}
+    like = {name: "rank" for name in names if name.endswith("rank")}
+    found = repaired([harm(name) for name in names], Plan(4, like=like), 1.0, Near(limit=0.02), lambda b, _: shares[b])
+    rates = [after.losses[3] / harm("").losses[3] for after in found]
+    assert rates == pytest.approx([0.01, 0.5, 0.1, 0.5, 1.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "expected"),
+    [
+        (6, [6, 6], [3, 3]),
+        (6, [9, 3], [5, 1]),
+        (3, [1, 50, 1], [1, 1, 1]),
+        (6, [2, 1], [2, 1]),
+        (1, [1, 5], [0, 1]),
+        (2, [], []),
+    ],
+)
+def test_tries_are_dealt_to_groups_by_their_sizes(count: int, sizes: list[int], expected: list[int]) -> None:
+    assert dealt(count, sizes) == expected
+
+
 @pytest.mark.parametrize(
     ("kind", "span", "ranked", "alongside"),
     [
         ("stream", (0, 90), "s", True),
         ("stream", (40, 60), "s", False),
         ("stream", (0, 90), "", False),
-        ("rank", (40, 42), "w", True),
+        ("rank", (40, 42), "w", False),
+        ("embedding", (0, 2), "t", True),
     ],
 )
 def test_only_a_long_stream_runs_alongside_other_blocks(

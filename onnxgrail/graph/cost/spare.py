@@ -19,6 +19,8 @@ from onnxgrail.graph.rotate.marked import BRIDGE, RANK, SECOND, is_cached
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.survey import Survey
 
+ROUNDING = 1e-9  # relative difference of costs that are equal
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bridge:
@@ -159,7 +161,7 @@ def paying(
     """Return widths at which blocks between two convolutions are whole where one of them costs no more."""
     units = {pair.block.name: pair.block.units for pair in pairs_of(model, survey) if pair.block is not None}
     narrow = {name: full for name, full in units.items() if widths.get(name, full) < full}
-    both = cost(widths) if narrow else 0.0
+    both = cost(widths) * (1 + ROUNDING) if narrow else 0.0
     return {**widths, **{name: full for name, full in narrow.items() if cost({**widths, name: full}) <= both}}
 
 

@@ -47,8 +47,9 @@ class Expected:
 
 def foretell(prepared: Prepared, job: Job) -> None:
     """Tell what is expected of a run, and keep it for the report."""
-    found = expected(prepared, job)
-    job.clock.expect(found.told, asdict(found))
+    found, quantize = expected(prepared, job), job.recipe.quantize
+    more = "" if quantize == "none" else f"; the time of --quantize {quantize} is not included"
+    job.clock.expect(found.told + more, asdict(found))
 
 
 def expected(prepared: Prepared, job: Job) -> Expected:
