@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from onnxgrail.calibration.feeds import kinds
+from onnxgrail.calibration.feeds.alike import unmixed
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source, read_apart
 from onnxgrail.calibration.feeds.judging import AUTO, HeldOut, apart, asked_for, shared
@@ -88,7 +89,8 @@ def supplied(model: ir.Model, data: Any, job: Job, held_out: Any) -> tuple[Batch
         searched = recipe.max_loss is not None and count is None
         back = 0 if searched else count
         batches, held = read_apart(data, signature, back, sampling_of(recipe), reading=reading, group=group)
-        batches, held = apart(batches) if searched and own is None else (batches, held)
+        if searched and own is None:
+            batches, held = apart(unmixed(batches))
         if own is not None and (seen := shared(batches, own)):
             batches = replace(batches, notes=(*batches.notes, _seen(seen, own.samples)))
     else:

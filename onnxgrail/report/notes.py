@@ -157,6 +157,8 @@ def _unsure(found: Found, now: float) -> str:
     if not likely or (best := min(likely, key=lambda one: one.cost)).cost > least:
         return ""
     loss, saved = best.loss, 1 - best.cost / found.before
+    if f"{saved:.0%}" == f"{now:.0%}":
+        return ""
     return (
         f"a model that saves {saved:.0%} of {found.minimize}, not {now:.0%}, has a loss of {loss.mean:.2%}, which may "
         f"be up to {loss.bound:.2%} on {loss.samples} samples: more samples may allow it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +12,14 @@ import numpy as np
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.data import Source
 from onnxgrail.calibration.feeds.parts import content
-from onnxgrail.core import Feed, Floats
+from onnxgrail.core import Array, Feed, Floats
 from onnxgrail.errors import DataError, UsageError
 from onnxgrail.machine.amounts import whole
 
 AUTO = "auto"  # default of --held-out: a fifth of the data, see `held_out`
 CHECKED_SAMPLES = 64  # limit of calibration samples, which say little because fits have seen them
 MANY, EACH = 320, 5  # samples from which one feed in so many judges a loss; fewer samples judge by halves
+HALVES = 2
 GATE = 5  # one batch in so many chooses the weights of a refinement
 BARE = 0.1  # share of the average content that a feed without any counts for
 LOOKED = 4096  # values per array by which two samples are found to be the same
@@ -72,32 +73,49 @@ def apart(batches: Batches) -> tuple[Batches, Batches | None]:
     Returns:
         The feeds to fit to, and those that judge.
     """
-    if batches.samples < MANY or len(batches) < EACH:
+    if not _many(batches):
         return batches, None
-    sides = [[f for n, f in enumerate(batches.feeds) if (n % EACH == EACH // 2) is side] for side in (False, True)]
+    places = {*judging(batches)}
+    sides = [[make for n, make in enumerate(batches.feeds) if (n in places) is side] for side in (False, True)]
     rest, held = (part_of(batches, side) for side in sides)
     return rest, replace(held, notes=())
 
 
+def judging(batches: Batches) -> range:
+    """Return the places of the feeds that `apart` holds back; else those of the half that judges fits to the other."""
+    each = EACH if _many(batches) else HALVES
+    return range(each // 2, len(batches), each)
+
+
+def _many(batches: Batches) -> bool:
+    """Return True if there are so many samples that a part of them judges."""
+    return batches.samples >= MANY and len(batches) >= EACH
+
+
 def shared(batches: Batches, held: Batches) -> int:
     """Return how many samples of two sets of feeds are the same."""
-    known = set(_samples(batches))
-    return sum(sample in known for sample in _samples(held))
+    known = {digest for feed in batches for digest in digests(feed)}
+    return sum(digest in known for feed in held for digest in digests(feed))
 
 
-def _samples(batches: Batches) -> Iterator[bytes]:
-    """Yield a checksum of some values of every sample; one of a feed whose arrays do not all begin with samples."""
-    for feed in batches:
-        arrays = [np.asarray(feed[name]) for name in sorted(feed)]
-        counts = {len(array) for array in arrays if array.ndim}
-        rows = counts.pop() if len(counts) == 1 and all(array.ndim for array in arrays) else 0
-        parts = [array.reshape(rows, -1) if rows else array.reshape(1, -1) for array in arrays]
-        parts = [part[:, :: max(1, part.shape[1] // LOOKED)] for part in parts]
-        for row in range(max(rows, 1)):
-            digest = hashlib.blake2b(digest_size=16)
-            for part in parts:
-                digest.update(content(part[row]))
-            yield digest.digest()
+def digests(feed: Feed) -> list[bytes]:
+    """Return a checksum of some values of every sample; one of a feed whose arrays do not all begin with samples."""
+    parts, found = rows_of(feed, LOOKED), list[bytes]()
+    for row in range(len(parts[0]) if parts else 0):
+        digest = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            digest.update(content(part[row]))
+        found.append(digest.digest())
+    return found
+
+
+def rows_of(feed: Feed, most: int) -> list[Array]:
+    """Return about `most` values of every sample, (samples, values) per array; see `digests`."""
+    arrays = [np.asarray(feed[name]) for name in sorted(feed)]
+    counts = {len(array) for array in arrays if array.ndim}
+    rows = counts.pop() if len(counts) == 1 and all(array.ndim for array in arrays) else 0
+    parts = [array.reshape(max(rows, 1), -1) for array in arrays]
+    return [part[:, :: max(1, part.shape[1] // most)] for part in parts]
 
 
 def check_halves(batches: Batches) -> None:
