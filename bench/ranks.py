@@ -1,6 +1,6 @@
-"""Compare class scores with and without low rank of convolutions, of digits_resnet and of a model that is given.
+"""Compare class scores with and without low rank of convolutions, of digits_resnet and of models that are given.
 
-    python -m bench.ranks [MODEL.onnx CALIBRATION.npz HELD_OUT.npz NAME]
+    python -m bench.ranks [MODEL.onnx CALIBRATION.npz HELD_OUT.npz NAME] ...
 
 Prints JSON, at equal parameters, at equal bytes (bits are chosen, too) and by loss: the mean total variation and the
 agreement of the largest score on held-out samples, what is left of parameters, multiply-accumulates and bytes, and the
@@ -40,6 +40,9 @@ AMOUNTS: tuple[dict[str, Any], ...] = (
     {"max_loss": "1%", "minimize": "size"},
     {"max_loss": "1%", "minimize": "macs"},
     {"max_loss": "5%", "minimize": "macs"},
+    {"max_loss": "0.5%", "minimize": "latency"},
+    {"max_loss": "1%", "minimize": "latency"},
+    {"max_loss": "5%", "minimize": "latency"},
 )
 RUNS = 200
 
@@ -48,8 +51,9 @@ def main() -> None:
     """Measure all rows and print them."""
     digits = load("digits_resnet")
     subjects = [(digits.name, digits.model, digits.calibration, digits.heldout)]
-    if len(sys.argv) > 4:
-        subjects.append((sys.argv[4], *map(Path, sys.argv[1:4])))
+    for n in range(1, len(sys.argv), 4):
+        model, calibration, held_out, name = sys.argv[n : n + 4]
+        subjects.append((name, Path(model), Path(calibration), Path(held_out)))
     rows = [row for subject in subjects for row in measured(*subject)]
     print(json.dumps({"date": str(dt.date.today()), "version": onnxgrail.__version__, "rows": rows}, indent=1))
 

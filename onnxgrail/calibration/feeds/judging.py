@@ -19,7 +19,7 @@ from onnxgrail.machine.amounts import whole
 AUTO = "auto"  # default of --held-out: a fifth of the data, see `held_out`
 CHECKED_SAMPLES = 64  # limit of calibration samples, which say little because fits have seen them
 MANY, EACH = 320, 5  # samples from which one feed in so many judges a loss; fewer samples judge by halves
-HALVES = 2
+HALVES = 2  # feeds of which one judges fits to the other, if samples are fewer
 GATE = 5  # one batch in so many chooses the weights of a refinement
 BARE = 0.1  # share of the average content that a feed without any counts for
 LOOKED = 4096  # values per array by which two samples are found to be the same
