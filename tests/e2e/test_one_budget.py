@@ -87,7 +87,7 @@ def test_a_dry_run_predicts_the_file(wide: Path, size: str, choices: dict[str, A
 
 def test_a_convolution_becomes_two_in_few_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both parts have the bits that were chosen for one, and lose less than narrower blocks do; that is compared."""
-    resnet, kinds = shorter("digits_resnet", tmp_path), tuple(kind for kind in KINDS if kind != "rank")
+    resnet, kinds = models.load("digits_resnet"), tuple(kind for kind in KINDS if kind != "rank")
     lost, ways = list[float](), list[int]()
     real = measuring.together_near
 
@@ -99,8 +99,8 @@ def test_a_convolution_becomes_two_in_few_bits(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(measuring, "together_near", counted)
     for number, blocks in enumerate((KINDS, kinds)):
         out = tmp_path / f"{number}.onnx"
-        given: dict[str, Any] = {"data": resnet.calibration, "samples": 64, "blocks": blocks}
-        result = onnxgrail.compress(resnet.model, out, target_size="12%", **given)
+        given: dict[str, Any] = {"data": resnet.calibration, "samples": 64, "held_out": resnet.heldout}
+        result = onnxgrail.compress(resnet.model, out, target_size="12%", blocks=blocks, **given)
         assert 0.119 < out.stat().st_size / resnet.model.stat().st_size <= 0.12
         report = result.report.data
         (output,) = report["quantization"]["outputs"]
@@ -110,7 +110,7 @@ def test_a_convolution_becomes_two_in_few_bits(tmp_path: Path, monkeypatch: pyte
         assert bool(seconds) == ("rank" in blocks)
         assert all(bits[name] >= bits[name.removesuffix(SECOND)] for name in seconds)
         assert not any(name.endswith(SECOND) for name in report["allocation"]["bits"])
-    assert lost[0] < 0.8 * lost[1]
+    assert lost[0] < 0.5 * lost[1]
     assert ways == [3, 2]
 
 
