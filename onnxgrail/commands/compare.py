@@ -113,13 +113,13 @@ def compare(
         one, other = single(feed, signature), some if common_batch([second]) else feed
         for model in (first, second):
             check_unchanged(model)
-        unread = batches.unread(output.judged for output in outputs)
+        unlike = batches.unlike([(output.judged, output.top1_reference) for output in outputs])
         return Comparison(
             latency=times_of(sources, (one, fit(one, ports)), providers=providers) if latency else None,
             a=weigh(first, paths[0], "A", macs=counted_macs(first, feed, providers)),
             b=weigh(second, paths[1], "B", macs=counted_macs(second, fit(other, ports), providers)),
             outputs=outputs,
-            calibration=calibration_entry(replace(batches, notes=(*batches.notes, *filter(None, [unread])))),
+            calibration=calibration_entry(replace(batches, notes=(*batches.notes, *filter(None, [unlike])))),
             gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
         )
 

@@ -64,7 +64,7 @@ def report_of(prepared: Prepared, job: Job, decision: Decision, made: Made) -> R
             *notes_of(prepared, recipe, decision, sizes.budget, ports, made.slim),
             *(note for one in applied.values() for note in one.notes),
             *(() if prepared.held_out is None else prepared.held_out.batches.notes),
-            _unread(prepared, made.verification),
+            _unlike(prepared, made.verification),
         ],
         allocation=decision.allocation.entry(),
         refits=[{**dataclasses.asdict(one), "node": named.get(one.node, one.node)} for one in decision.refits],
@@ -90,11 +90,11 @@ def _told(prepared: Prepared, verification: Verification | None, *, fitted: bool
     return dataclasses.replace(told, judged={**judged, "seen": fitted and judged["seen"]})
 
 
-def _unread(prepared: Prepared, verification: Verification | None) -> str:
-    """Return a note on labels that were not used, not even by the user's own loss."""
+def _unlike(prepared: Prepared, verification: Verification | None) -> str:
+    """Return a note on labels that were not used, not even by the user's own loss, or do not suit the data."""
     if verification is None or prepared.metric is not None:
         return ""
-    return prepared.judges.unread(output["judged"] for output in verification.outputs)
+    return prepared.judges.unlike([(one["judged"], one["top1_reference"]) for one in verification.outputs])
 
 
 def block_entry(

@@ -249,6 +249,18 @@ def test_unused_labels_are_noted_in_a_report(tmp_path: Path) -> None:
     assert [note for note in report["notes"] if note.startswith("the labels were not used: ")]
 
 
+@pytest.mark.parametrize("shift", [0, 1])
+def test_labels_that_are_met_by_chance_are_noted(shift: int, tmp_path: Path) -> None:
+    digits, given = models.load("digits_resnet"), heldout("digits_resnet", 64)
+    data = {"images": given["images"], "labels": np.roll(given["labels"], shift)}
+    slim = tmp_path / "o.onnx"
+    choices: dict[str, Any] = {"unit_ratio": 0.5, "compensate": "none", "held_out": 40}
+    report = onnxgrail.compress(digits.model, slim, data=data, **choices).report.data
+    noted = [note for note in report["notes"] if "as if by chance: are data and labels right?" in note]
+    compared = onnxgrail.compare(digits.model, slim, data=data).calibration["notes"]
+    assert len(noted) == sum("as if by chance" in note for note in compared) == shift
+
+
 def test_labels_of_tokens_do_not_make_a_tagger_predict_tokens() -> None:
     """A model that looks at later tokens, too, and has a class for every token."""
     rng = np.random.default_rng(0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +16,7 @@ from onnxgrail.errors import DataError, ModelError
 from onnxgrail.fidelity.goals import IGNORED
 
 ENOUGH = 32  # samples: with 8 of them a small ResNet at 0.4 keeps 72 % of its accuracy, with 32 99 %
+JUDGED, NOISE = 32, 2.0  # labels, and standard deviations above chance, from which a model is known to be no guess
 
 
 @runtime_checkable
@@ -92,14 +94,22 @@ class Batches:
         known = (labels.values.astype(np.int64) for labels in self.labels if labels is not None)
         return max((int(classes.max(initial=-1, where=classes != IGNORED)) for classes in known), default=-1)
 
-    def unread(self, judged: Iterable[int]) -> str:
-        """Return a note on labels that no output has scores for; empty if there are none.
+    def unlike(self, outputs: Sequence[tuple[int, float | None]]) -> str:
+        """Return a note on labels that no output has scores for, or that it meets by chance; empty if all is well.
 
         Args:
-            judged: the numbers of samples, or tokens, by whose labels outputs were judged.
+            outputs: the numbers of samples, or tokens, by whose labels outputs were judged, each with the share of
+                samples for which the original is right.
         """
         highest = self.highest_class
-        if highest < 0 or any(judged):
+        chance = 1 / max(highest + 1, 1)
+        for judged, right in outputs:
+            noise = NOISE * math.sqrt(chance * (1 - chance) / max(judged, 1))
+            if right is not None and judged >= JUDGED and right < min(chance + noise, 1.0):
+                return (
+                    f"the original is right for {right:.1%} of the labels, as if by chance: are data and labels right?"
+                )
+        if highest < 0 or any(judged for judged, _ in outputs):
             return ""
         return (
             f"the labels were not used: they go up to {highest}, and no output is known to have a row of at least "
