@@ -90,10 +90,14 @@ def chosen(wanted: Sequence[str] | None) -> list[Method]:
     if wanted is None:
         return methods
     slow = named()
+    fast = {m.base for m in methods}
     for name in wanted:
         if not any(name in (m.base, m.name) for m in [*methods, *slow]):
             raise ValueError(f"no method is called {name!r}; there are {', '.join(m.name for m in [*methods, *slow])}")
-    return [m for m in methods if m.base in wanted or m.name in wanted] + [m for m in slow if m.name in wanted]
+    groups = [name for name in wanted if name not in fast]
+    return [m for m in methods if m.base in wanted or m.name in wanted] + [
+        m for m in slow if m.name in wanted or m.base in groups
+    ]
 
 
 def known(methods: Iterable[Method]) -> tuple[list[Method], list[str]]:
