@@ -68,7 +68,7 @@ def paths_within(task: Task, most: float = math.inf, parts: Parts | None = None)
     blocks, weighed = len(task.search.ladders), len(task.search.rungs)
     fits = task.decide is not None and blocks and task.judged
     parts = (parts or parts_of(task.search.prepared)) if fits else None
-    trials = blocks + weighed + (0 if parts is None else _tries(task, parts))
+    trials = blocks + weighed + (0 if parts is None else tries(task, parts))
     tick = ticking(task.search.job.progress, "trying blocks", trials)
     content = functools.cache(lambda: _content(task))
     harms = _alone(task, content, tick) if blocks else []
@@ -223,7 +223,7 @@ def _fitted(task: Task, decide: Settle, harms: Sequence[Harm], parts: Parts, tic
 
         nodes = len(prepared.model.graph)
         apart = frozenset(block.name for block in task.search.blocks if runs_alongside(block, nodes))
-        plan = Plan(_tries(task, parts), apart, _sorts(task))
+        plan = Plan(tries(task, parts), apart, _sorts(task))
         return repaired(harms, plan, power_of(harms), task.near, left)
 
 
@@ -232,7 +232,7 @@ def _sorts(task: Task) -> dict[str, str]:
     return {block.name: block.kind for block in task.search.blocks if block.kind in PARTS}
 
 
-def _tries(task: Task, parts: Parts) -> int:
+def tries(task: Task, parts: Parts) -> int:
     """Return the number of blocks to try with fits: for a target each sort in full, since no candidates follow."""
     sorts = 1 + len({*_sorts(task).values()})
     return parts.trials * (sorts if task.near.share else 1)

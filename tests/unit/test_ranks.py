@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from onnxgrail.calibration.observe import observe
-from onnxgrail.core import Floats
+from onnxgrail.calibration.prepare import prepare
+from onnxgrail.core import Floats, Recipe
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.meter import Counted, dead_of, meter_of
 from onnxgrail.graph.cost.spare import pairs_of, paying
@@ -19,6 +21,9 @@ from onnxgrail.graph.rotate.basis import Rotatable, rotatable, rotate
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey
 from onnxgrail.graph.trace.tracer import trace
+from onnxgrail.machine.job import Job
+from onnxgrail.narrowing.rotation import turnable
+from onnxgrail.recipe.check import recipe_of
 from tests.oracle import run
 from tests.tiny import feed, tiny
 
@@ -210,3 +215,24 @@ def test_what_tells_the_basis_is_a_tensor_of_the_model() -> None:
     given, shape, attributes = FORMS["last"]
     model = tiny(f"{given} => float[] y", f"y = Conv<{attributes}>(x, w)", {"w": shape})
     assert {part.source for part in divided(model).heads["w"].parts} == {("y", 1)}
+
+
+@pytest.mark.parametrize(
+    ("choices", "divided_too"),
+    [
+        ({"max_loss": 0.01}, True),
+        ({"max_loss": 0.01, "minimize": "macs"}, True),
+        ({"max_loss": 0.01, "quantize": "int8"}, False),  # kernels in 8 bits are not measured
+        ({"max_loss": 0.01, "providers": ("CUDAExecutionProvider",)}, False),
+        ({"max_loss": 0.01, "compensate": "grail"}, False),
+        ({"unit_ratio": 0.5}, False),
+        ({"ratio": 0.5}, True),
+    ],
+    ids=str,
+)
+def test_convolutions_become_two_where_losses_and_kernels_can_tell(choices: dict[str, Any], divided_too: bool) -> None:
+    model = convolved("first")
+    data = {"x": np.random.default_rng(0).normal(size=(4, 32, 6, 5)).astype(np.float32)}
+    prepared = prepare(model, data, Job(recipe=Recipe(samples=4, batch_size=2)))
+    found = turnable(prepared, recipe_of(choices))
+    assert (found is not None and "w" in found.heads) == divided_too

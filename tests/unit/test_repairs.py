@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from onnxgrail.core import Block, Kind
+from onnxgrail.search import trials
 from onnxgrail.search.harms import Harm, Near
 from onnxgrail.search.path import path_of
 from onnxgrail.search.repairs import LEAST, Plan, dealt, repaired, runs_alongside
@@ -126,3 +130,11 @@ def test_only_a_long_stream_runs_alongside_other_blocks(
         ranked=ranked,
     )
     assert runs_alongside(block, 100) is alongside
+
+
+@pytest.mark.parametrize(("near", "expected"), [(Near(limit=0.01), 6), (Near(share=0.3), 12)])
+def test_for_a_target_each_sort_is_tried_in_full(near: Near, expected: int) -> None:
+    blocks = [SimpleNamespace(name=f"b{n}", kind=kind) for n, kind in enumerate(("conv", "rank", "stream"))]
+    task: Any = SimpleNamespace(near=near, search=SimpleNamespace(blocks=blocks))
+    parts: Any = SimpleNamespace(trials=6)
+    assert trials.tries(task, parts) == expected
