@@ -7,7 +7,7 @@ judges what is fitted to the rest.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -43,14 +43,13 @@ def unmixed(batches: Batches) -> Batches:
     for feed in batches:
         seen.append(digests(feed))
         sketches.append(sketch(feed))
-    counts = Counter(digest for some in seen for digest in some)
-    samples = sum(counts.values())
-    if len(counts) == 1 < samples:
+    samples, distinct = sum(map(len, seen)), len({digest for some in seen for digest in some})
+    if distinct == 1 < samples:
         raise DataError(
             f"all {samples:,} samples of {batches.source} are the same: they say nothing about others",
             hint="Give samples that differ",
         )
-    links, copies = following(sketches), samples - len(counts)
+    links, copies = following(sketches), samples - distinct
     if not links and not copies:
         return batches
     groups = _joined(len(seen), [*((n - 1, n) for n in links), *_with_copies(seen)])
@@ -105,21 +104,15 @@ def _with_copies(seen: Iterable[Iterable[bytes]]) -> list[tuple[int, int]]:
     return [(feeds.setdefault(digest, n), n) for n, some in enumerate(seen) for digest in some]
 
 
-def _joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[Group]:
+def _joined(count: int, pairs: Sequence[tuple[int, int]]) -> list[Group]:
     """Return groups of feeds that pairs join."""
-    of = list(range(count))
+    from scipy.sparse import coo_array  # slow to import, and only data with such feeds need it
+    from scipy.sparse.csgraph import connected_components
 
-    def root(n: int) -> int:
-        while of[n] != n:
-            n = of[n]
-        return n
-
-    for one, other in pairs:
-        first, last = sorted((root(one), root(other)))
-        of[last] = first
+    links = coo_array((np.ones(len(pairs)), np.transpose(pairs)), shape=(count, count))
     found: dict[int, list[int]] = defaultdict(list)
-    for n in range(count):
-        found[root(n)].append(n)
+    for n, label in enumerate(connected_components(links, directed=False)[1].tolist()):
+        found[label].append(n)
     return list(found.values())
 
 
