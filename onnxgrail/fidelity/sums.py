@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Any
@@ -17,7 +17,7 @@ from onnxgrail.fidelity.tables import alike
 
 CLASSES_LIMIT = 200_000
 NOT_LOGITS = ("embed", "pool", "hidden", "feature", "state")
-PER_SAMPLE = ("cosine", "error", "energy", "max_abs", "broken", "rows", "agree", "kl")  # arrays of `Distances`
+PER_SAMPLE = ("dot", "error", "energy", "power", "max_abs", "broken", "rows", "agree", "kl")  # arrays of `Distances`
 BLOCK = 2**22  # most values of one output to process at once, to limit the memory for float64 copies
 
 
@@ -67,11 +67,17 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Distances:
-    """The terms of `Sums`, one number per sample of a batch."""
+    """The terms of `Sums`, one number per sample of a batch.
 
-    cosine: Floats
+    Attributes:
+        dot: sum of the products of both models' values.
+        power: sum of squares of the other model's values, as `energy` of the reference's.
+    """
+
+    dot: Floats
     error: Floats
     energy: Floats
+    power: Floats
     max_abs: Floats
     broken: Ints
     rows: Ints
@@ -83,11 +89,14 @@ class Distances:
 
     def total(self) -> Sums:
         """Return the sums over the samples."""
-        sums: dict[str, Any] = {name: getattr(self, name).sum().item() for name in PER_SAMPLE}
+        added = ("error", "energy", "broken", "rows", "agree", "kl")
+        sums: dict[str, Any] = {name: getattr(self, name).sum().item() for name in added}
         sums["max_abs"] = float(self.max_abs.max(initial=0.0))
-        worst = float(self.cosine.min(initial=inf)) if self.real else inf
+        if self.real:
+            cosine = np.where(self.broken > 0, 0.0, _cosines(self.dot, self.energy, self.power))
+            sums |= {"cosine": cosine.sum().item(), "worst": float(cosine.min(initial=inf))}
         sums |= {"real": self.real, "logits": self.logits, "hits": self.hits}
-        return Sums(samples=len(self.rows), worst=worst, **sums)
+        return Sums(samples=len(self.rows), **sums)
 
 
 def add_batch(
@@ -162,22 +171,33 @@ def distances(
     event = not whole and not scores and goals.labels is not None and _is_event(a, raw=raw)
     shape = (len(a), 2) if event else a.shape
     classes = classes_of(goals, shape, mask) if scores or event else None
-    step = max(1, BLOCK * len(a) // max(a.size, 1))
     pieces = []
-    for start in range(0, max(len(a), 1), step):
-        cut = slice(start, start + step)
-        if whole:
-            pieces.append(_equal(a[cut], b[cut]))
-            continue
-        shown = mask[cut] if mask is not None and a.shape[:2] == mask.shape else None
-        right = None if classes is None else classes[cut]
-        sides = tuple(side[cut].astype(np.float64) for side in (a, b))
-        piece = _apart(*sides, mask=shown, right=right, scores=scores, brief=brief)
-        if event and right is not None:
-            both = (_with_other(side, raw=raw) for side in sides)
-            piece = replace(piece, hits=_rows(*both, mask=None, right=right)[-1])
-        pieces.append(piece)
+    for places in _places(a):
+        runs = []
+        for place in places:
+            if whole:
+                runs.append(_equal(a[place], b[place]))
+                continue
+            shown = mask[place] if mask is not None and a.shape[:2] == mask.shape else None
+            right = None if classes is None else classes[place]
+            sides = tuple(side[place].astype(np.float64) for side in (a, b))
+            run = _apart(*sides, mask=shown, right=right, scores=scores, brief=brief)
+            if event and right is not None:
+                both = (_with_other(side, raw=raw) for side in sides)
+                run = replace(run, hits=_rows(*both, mask=None, right=right)[-1])
+            runs.append(run)
+        pieces.append(runs[0] if len(runs) == 1 else _added(runs))
     return pieces[0] if len(pieces) == 1 else _joined(pieces)
+
+
+def _places(array: Array) -> Iterator[list[tuple[slice, ...]]]:
+    """Yield the blocks of samples that are processed at once, of a large sample runs along its first axis."""
+    each = max(array.size // max(len(array), 1), 1)
+    step, run = max(1, BLOCK // each), max(1, BLOCK * array.shape[1] // each) if array.ndim > 2 else 0
+    for start in range(0, max(len(array), 1), step):
+        cut = slice(start, start + step)
+        long = run and run < array.shape[1]
+        yield [(cut, slice(first, first + run)) for first in range(0, array.shape[1], run)] if long else [(cut,)]
 
 
 def _equal(a: Array, b: Array) -> Distances:
@@ -185,7 +205,7 @@ def _equal(a: Array, b: Array) -> Distances:
     equal, x, y = flat(a == b), flat(a).astype(np.float64), flat(b).astype(np.float64)
     none, rows = np.zeros(len(equal)), np.full(len(equal), equal.shape[1])
     error, energy = (np.einsum("ij,ij->i", side, side) for side in (x - y, x))
-    shared: dict[str, Any] = {"cosine": none, "error": error, "energy": energy, "max_abs": none, "kl": none}
+    shared: dict[str, Any] = {"error": error, "energy": energy} | dict.fromkeys(("dot", "power", "max_abs", "kl"), none)
     return Distances(**shared, broken=rows * 0, rows=rows, agree=equal.sum(axis=1), real=False, logits=False)
 
 
@@ -199,9 +219,10 @@ def _apart(a: Floats, b: Floats, *, mask: Bools | None, right: Ints | None, scor
     rows, agree, kl, known = _rows(a, b, mask=mask, right=right) if scores else (*_nothing(len(a)), Hits())
     left_out = np.full(len(x), np.nan)
     return Distances(
-        cosine=left_out if brief else np.where(bad.any(axis=1), 0.0, cosines(x, y)),
+        dot=left_out if brief else np.einsum("ij,ij->i", x, y),
         error=np.einsum("ij,ij->i", far, far),
         energy=np.einsum("ij,ij->i", x, x),
+        power=left_out if brief else np.einsum("ij,ij->i", y, y),
         max_abs=left_out if brief else np.maximum(far.max(axis=1, initial=0.0), -far.min(axis=1, initial=0.0)),
         broken=bad.sum(axis=1),
         rows=rows,
@@ -249,6 +270,13 @@ def _joined(pieces: Sequence[Distances]) -> Distances:
     return Distances(**arrays, real=pieces[0].real, logits=pieces[0].logits, hits=known)
 
 
+def _added(runs: Sequence[Distances]) -> Distances:
+    """Return the distances of the same samples, over all runs of their rows."""
+    arrays: dict[str, Any] = {name: sum(getattr(run, name) for run in runs) for name in PER_SAMPLE}
+    arrays["max_abs"] = np.max([run.max_abs for run in runs], axis=0)
+    return replace(_joined(runs), **arrays)
+
+
 def looks_like_logits(name: str, array: Array) -> bool:
     """Return True if the last axis of an output seems to hold class scores."""
     if array.ndim < 2 or not 2 <= array.shape[-1] <= CLASSES_LIMIT:
@@ -275,11 +303,14 @@ def probable(array: Array) -> bool:
 
 def cosines(a: Floats, b: Floats) -> Floats:
     """Compute the cosine per row; 1 if both rows are zero, 0 if one is."""
-    norm_a, norm_b = (np.sqrt(np.einsum("ij,ij->i", rows, rows)) for rows in (a, b))
-    empty = (norm_a == 0) & (norm_b == 0)
-    scale = norm_a * norm_b
-    dots = np.einsum("ij,ij->i", a, b)
-    return np.where(empty, 1.0, np.clip(dots / np.where(scale == 0, 1.0, scale), -1.0, 1.0))
+    return _cosines(*(np.einsum("ij,ij->i", *rows) for rows in ((a, b), (a, a), (b, b))))
+
+
+def _cosines(dot: Floats, energy: Floats, power: Floats) -> Floats:
+    """Compute cosines from the sums of the products of two rows, and of the squares of each."""
+    scale = np.sqrt(energy) * np.sqrt(power)
+    found = np.clip(dot / np.where(scale == 0, 1.0, scale), -1.0, 1.0)
+    return np.where((energy == 0) & (power == 0), 1.0, found)
 
 
 def _rows(a: Floats, b: Floats, *, mask: Bools | None, right: Ints | None) -> tuple[Ints, Ints, Floats, Hits]:

@@ -14,7 +14,9 @@ from onnxgrail.calibration.runtime.session import Setup, open_session, runtime
 from onnxgrail.calibration.runtime.wording import reason
 from onnxgrail.commands.compare import compare
 from onnxgrail.errors import DataError, MissingExtraError, ModelError, UsageError
-from onnxgrail.fidelity import add_batch, finish, looks_like_logits
+from onnxgrail.fidelity import add_batch, finish, looks_like_logits, sums
+from onnxgrail.fidelity.goals import Goals
+from onnxgrail.fidelity.sums import distances
 from tests.tiny import tiny
 
 RNG = np.random.default_rng(0)
@@ -233,3 +235,23 @@ def test_a_model_of_a_fixed_batch_beside_one_of_any(turned, data):
     assert found.a.macs == found.b.macs == 12
     rows = onnxgrail.bench(one, two, data=data, batch_sizes=(1, 4), rounds=2).rows
     assert [row.batch_size for row in rows] == [2, 2]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("block", [1, 7, 40, 130])
+def test_blocks_of_a_large_sample_give_the_same(monkeypatch, block, whole):
+    rng = np.random.default_rng(0)
+    one, other = (rng.standard_normal((3, 6, 5)).astype(np.float32) for _ in range(2))
+    if whole:
+        one, other = (one * 2).astype(np.int64), (other * 2).astype(np.int64)
+    other = other if whole else np.where(rng.random(other.shape) < 0.02, np.nan, other)
+    mask = rng.random((3, 6)) < 0.7
+    goals = Goals(tokens=rng.integers(0, 5, (3, 6)), scores="y")
+    wanted = distances(one, other, name="y", mask=mask, goals=goals)
+    monkeypatch.setattr(sums, "BLOCK", block)
+    found = distances(one, other, name="y", mask=mask, goals=goals)
+    for name in sums.PER_SAMPLE:
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-9)
+    assert found.hits.rows == wanted.hits.rows
+    assert found.hits.right_b == wanted.hits.right_b
+    assert found.total().cosine == pytest.approx(wanted.total().cosine)
