@@ -13,12 +13,16 @@ from .parts.help import Grouped
 from .parts.progress import progress
 
 
-@click.command(cls=Grouped)
+@click.command(cls=Grouped, headings={"max_loss": "Checks and report"})
 @click.argument("a", metavar="A", type=click.Path(path_type=Path))
 @click.argument("b", metavar="B", type=click.Path(path_type=Path))
 @options.options_of(
     "compare",
     min_cosine={"help": "Exit 3 if the mean cosine of an output is lower."},
+    max_loss={
+        "help": "Exit 3 if the upper bound of the loss that compress limits is higher: 1%, 0.005.",
+        "otherwise": "",
+    },
     latency={"help": "Also time both models on one sample, in turn.", "off": "", "otherwise": ""},
 )
 def compare(
@@ -49,7 +53,8 @@ def compare(
             side = "below" if gate.name == "min_cosine" else "above"
             option = "--" + gate.name.replace("_", "-")
             value, limit = render.apart(gate.value, gate.limit)
-            failed = f"{gate.name.split('_')[1]} {value} of output {gate.output!r} is {side} {option} {limit}"
+            name = "upper bound of the loss" if gate.name == "max_loss" else gate.name.split("_")[1]
+            failed = f"{name} {value} of output {gate.output!r} is {side} {option} {limit}"
             render.say(f"Error: gate failed: {failed}", err=True)
     if not result.gates_passed:
         click.get_current_context().exit(values.EXIT_GATE)
@@ -81,6 +86,8 @@ def _tables(result: Any) -> None:
         sizes.append(("Latency of one run", f"{first:.3g} ms", f"{second:.3g} ms", cell))
     render.table(f"A {one.path}\nB {two.path}", ("", "A", "B", "change"), sizes)
     close.headline(result.headline())
+    if line := result.loss_line():
+        render.say(f"Loss: {line}")
     for line in result.output_lines():
         render.say(line)
     every = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -27,10 +28,17 @@ class Grouped(click.Command):
 
     Attributes:
         common: names of the parameters that `--help` shows; None shows all of them, and there is no `--help-all`.
+        headings: by name of a parameter, its heading if that is not the one in the table.
     """
 
-    def __init__(self, *args: Any, common: Collection[str] | None = None, **settings: Any) -> None:
-        self.common = common
+    def __init__(
+        self,
+        *args: Any,
+        common: Collection[str] | None = None,
+        headings: Mapping[str, str] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
+        self.common, self.headings = common, headings
         super().__init__(*args, **settings)
         if common is not None:
             self.params.append(_help_all_option())
@@ -49,7 +57,8 @@ class Grouped(click.Command):
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option) and not p.hidden]
         shown = options if self.common is None or ctx.meta.get(_ALL) else self._first(options)
         for group in (OTHER, *GROUPS):
-            rows = [r for p in shown if group_of(p) == group and (r := p.get_help_record(ctx)) is not None]
+            inside = [p for p in shown if self.headings.get(str(p.name), group_of(p)) == group]
+            rows = [record for p in inside if (record := p.get_help_record(ctx)) is not None]
             if rows:
                 with formatter.section(group):
                     formatter.write_dl(rows)

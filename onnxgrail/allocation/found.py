@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from onnxgrail.fidelity.loss import Loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,3 +112,20 @@ def rounded_up(loss: float) -> float:
     loss = min(loss, 1.0)
     unit = 10.0 ** (math.floor(math.log10(loss)) - 1)
     return math.ceil(loss / unit) * unit
+
+
+def judged_of(loss: Loss) -> Judged:
+    """Convert a loss to the plain numbers of a report."""
+    agreement = loss.agreement
+    return Judged(
+        output=loss.output,
+        part=loss.part,
+        name=loss.name,
+        kind=loss.kind,
+        samples=agreement.samples,
+        mean=loss.mean,
+        bound=loss.bound,
+        agreement={**asdict(agreement), "settled_by": agreement.settled_by()},
+        bare=loss.bare,
+        alike=loss.alike,
+    )

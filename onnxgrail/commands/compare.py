@@ -21,14 +21,14 @@ from onnxgrail.calibration.runtime.custom import custom_ops as registered
 from onnxgrail.calibration.runtime.latency import single, times_of
 from onnxgrail.calibration.runtime.session import Setup
 from onnxgrail.calibration.supply import given, ran
-from onnxgrail.errors import ModelError
+from onnxgrail.errors import ModelError, UsageError
 from onnxgrail.graph.io import model_file
 from onnxgrail.graph.io.mapped import check_unchanged, unchanged
 from onnxgrail.graph.io.model_file import HEAVY
 from onnxgrail.graph.rewrite.interface import Port, between, fit
 from onnxgrail.machine.progress import Progress, silent
 from onnxgrail.recipe.keywords import checked
-from onnxgrail.report.comparison import Comparison, gates, weigh
+from onnxgrail.report.comparison import Comparison, gates, loss_of, weigh
 from onnxgrail.report.environment import calibration_entry
 
 
@@ -51,6 +51,7 @@ def compare(
     providers: Sequence[str] = ("CPUExecutionProvider",),
     min_cosine: float | None = None,
     max_nmse: float | None = None,
+    max_loss: float | None = None,
     latency: bool = False,
     custom_ops: Libraries = (),
     progress: Progress = silent,
@@ -77,6 +78,7 @@ def compare(
         providers: ONNX Runtime execution providers.
         min_cosine: gate on the mean cosine of every floating-point output.
         max_nmse: gate on the normalized squared error of every floating-point output.
+        max_loss: gate on the upper bound of the loss that `compress` limits; needs data.
         latency: also time both models on one sample, in turn.
         custom_ops: as for `compress`.
         progress: called once per feed.
@@ -87,8 +89,10 @@ def compare(
     Raises:
         ModelError: a model cannot be read or run, or the two differ in inputs, outputs or output shapes.
         DataError: the data do not fit.
-        UsageError: a gate is set and there is no floating-point output.
+        UsageError: a gate is set that needs data or a floating-point output, and there is none.
     """
+    if max_loss is not None and data is None:
+        raise UsageError("--max-loss needs --data: a loss on random inputs says nothing about real ones")
     paths, (first, second) = loaded([a, b])
     reading = reading_of(
         tokenizer=tokenizer,
@@ -113,6 +117,7 @@ def compare(
         one, other = single(feed, signature), some if common_batch([second]) else feed
         for model in (first, second):
             check_unchanged(model)
+        loss = None if batches.synthetic else loss_of(tally)
         unlike = batches.unlike([(output.judged, output.top1_reference) for output in outputs])
         return Comparison(
             latency=times_of(sources, (one, fit(one, ports)), providers=providers) if latency else None,
@@ -120,7 +125,8 @@ def compare(
             b=weigh(second, paths[1], "B", macs=counted_macs(second, fit(other, ports), providers)),
             outputs=outputs,
             calibration=calibration_entry(replace(batches, notes=(*batches.notes, *filter(None, [unlike])))),
-            gates=tuple(gates(outputs, min_cosine=min_cosine, max_nmse=max_nmse)),
+            loss=loss,
+            gates=tuple(gates(outputs, loss, min_cosine=min_cosine, max_nmse=max_nmse, max_loss=max_loss)),
         )
 
 

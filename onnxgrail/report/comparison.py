@@ -9,15 +9,18 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrail.allocation.found import Judged, judged_of
 from onnxgrail.calibration.runtime.timing import Times
 from onnxgrail.errors import UsageError
-from onnxgrail.fidelity import Fidelity, entries, headline
+from onnxgrail.fidelity import Fidelity, Tally, entries, headline
 from onnxgrail.fidelity.lines import lines_of, not_compared
+from onnxgrail.fidelity.loss import worst_loss
 from onnxgrail.fidelity.words import Headline, Speed, speed, told
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.io.model_file import bytes_on_disk
 from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.machine.plain import SCHEMA, Plain
+from onnxgrail.report.summary import loss_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,16 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison(Plain):
-    """The fidelity of model `b` to model `a`, the sizes of both, and their latency per run if requested."""
+    """The fidelity of model `b` to model `a`, the sizes of both, and their latency per run if requested.
+
+    The loss is that of the output that decides, as `--max-loss` limits it; None for random inputs.
+    """
 
     a: Weight
     b: Weight
     outputs: tuple[Fidelity, ...]
     calibration: Mapping[str, Any]
+    loss: Judged | None = None
     gates: tuple[Gate, ...] = ()
     latency: tuple[Times, ...] | None = None
 
@@ -69,6 +76,10 @@ class Comparison(Plain):
             return not_compared(every)
         return lines_of(every, top=headline(self.outputs), rest="see the table")
 
+    def loss_line(self) -> str | None:
+        """Return the loss with its bound in words; None if it was not measured."""
+        return None if self.loss is None else loss_text(asdict(self.loss))
+
     def speed(self) -> Speed | None:
         """Return the speedup of `b` over `a`; None if it was not measured."""
         return speed([asdict(one) for one in self.latency]) if self.latency else None
@@ -79,7 +90,11 @@ class Comparison(Plain):
 
     def __repr__(self) -> str:
         sizes = [f"{one.path}: {one.params:,} parameters, {one.bytes:,} bytes" for one in (self.a, self.b)]
-        verdicts = (("Fidelity", self.headline()), ("Latency of one run", self.speed()))
+        verdicts = (
+            ("Fidelity", self.headline()),
+            ("Loss", self.loss_line()),
+            ("Latency of one run", self.speed()),
+        )
         told = [f"{label}: {verdict}" for label, verdict in verdicts if verdict is not None]
         return "\n".join([*sizes, *told, *self.output_lines()])
 
@@ -94,16 +109,30 @@ class Comparison(Plain):
             "outputs": entries(self.outputs),
             "headline": headline(self.outputs),
             "judged": self._judged(),
+            "loss": self.loss and asdict(self.loss),
             "gates": [asdict(gate) for gate in self.gates],
             "latency": times,
         }
 
 
-def gates(outputs: Sequence[Fidelity], *, min_cosine: float | None, max_nmse: float | None) -> Iterator[Gate]:
+def loss_of(tally: Tally) -> Judged | None:
+    """Return the loss of the output that decides; None if no output can be compared."""
+    worst = worst_loss(tally)
+    return None if worst is None else judged_of(worst)
+
+
+def gates(
+    outputs: Sequence[Fidelity],
+    loss: Judged | None,
+    *,
+    min_cosine: float | None,
+    max_nmse: float | None,
+    max_loss: float | None,
+) -> Iterator[Gate]:
     """Yield the requested gates, checked for the worst output.
 
     Raises:
-        UsageError: there is no floating-point output.
+        UsageError: there is no floating-point output, or no output with a loss.
     """
     cosines = [(o.cosine, o.name) for o in outputs if o.cosine is not None]
     errors = [(o.nmse, o.name) for o in outputs if o.nmse is not None]
@@ -115,6 +144,10 @@ def gates(outputs: Sequence[Fidelity], *, min_cosine: float | None, max_nmse: fl
     if max_nmse is not None:
         value, name = max(errors)
         yield Gate(name="max_nmse", limit=max_nmse, value=value, output=name, passed=value <= max_nmse)
+    if max_loss is not None:
+        if loss is None:
+            raise UsageError("a fidelity gate is set, but the model has no output with a loss")
+        yield Gate(name="max_loss", limit=max_loss, value=loss.bound, output=loss.output, passed=loss.bound <= max_loss)
 
 
 def weigh(model: ir.Model, path: Path | None, label: str, *, macs: int | None = None) -> Weight:

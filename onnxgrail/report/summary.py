@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -104,11 +105,15 @@ def search_text(data: Mapping[str, Any]) -> str:
     if search["crossed"] and again:
         narrowed = any(block["kept"] < block["units"] for block in data["blocks"])
         how = "that fits have seen" if narrowed or quantized["kind"] not in WITHOUT_DATA else "that no fit has seen"
+    return f"{loss_text(loss)} {how}; --max-loss {100 * search['limit']:g}%"
+
+
+def loss_text(loss: Mapping[str, Any]) -> str:
+    """Return a measured loss with its bound in words."""
     of = f", output {loss['output']}" if loss["output"] else ""  # a metric judges all outputs
-    return (
-        f"{loss['mean']:.2%} ({loss['name']}{of}), with 95 % confidence at most "
-        f"{loss['bound']:.2%}, on {loss['samples']} samples {how}; --max-loss {100 * search['limit']:g}%"
-    )
+    bound = f"with 95 % confidence at most {loss['bound']:.2%}"
+    bound = bound if math.isfinite(loss["bound"]) else "without a bound, as values are not finite"
+    return f"{loss['mean']:.2%} ({loss['name']}{of}), {bound}, on {loss['samples']} samples"
 
 
 def outcome_text(outcome: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Self
 import onnx_ir as ir
 
 from onnxgrail.allocation.few import Bits
-from onnxgrail.allocation.found import Judged
+from onnxgrail.allocation.found import Judged, judged_of
 from onnxgrail.allocation.ladders import Cost, Widths
 from onnxgrail.allocation.losses import Search
 from onnxgrail.calibration.feeds.batches import Batches
@@ -163,7 +163,7 @@ class Candidates:
         backward, first = self._backward, len(folds[0].judges) * self._batches.samples // len(self._batches)
         if len(folds) > 1 and len(loss.values) == self._batches.samples and not self._judge.own:
             backward ^= bool(loss.values[first:].mean() > loss.values[:first].mean())
-        return told(loss), backward
+        return judged_of(loss), backward
 
 
 def judge_of(task: Task, batches: Batches, metric: Metric | None = None, *, brief: bool = False) -> Judge:
@@ -194,7 +194,7 @@ def loss_of(prepared: Prepared, model: ir.Model, providers: Sequence[str]) -> Ju
     """Return the loss of a result on the samples that judge candidates, also if its fits have seen them."""
     batches, _ = folds_of(prepared)
     with Judge(prepared.model, batches, providers, prepared.metric) as judge:
-        return told(judge.loss((model, range(len(batches)))))
+        return judged_of(judge.loss((model, range(len(batches)))))
 
 
 def folds_of(prepared: Prepared) -> tuple[Batches, list[Fold]]:
@@ -225,20 +225,3 @@ def key_of(widths: Widths) -> str:
 def judging(key: str) -> str:
     """Return the name of the step that judges a candidate, by the key of its widths."""
     return f"loss {key}"
-
-
-def told(loss: Loss) -> Judged:
-    """Convert a loss to the plain numbers of a report."""
-    agreement = loss.agreement
-    return Judged(
-        output=loss.output,
-        part=loss.part,
-        name=loss.name,
-        kind=loss.kind,
-        samples=agreement.samples,
-        mean=loss.mean,
-        bound=loss.bound,
-        agreement={**asdict(agreement), "settled_by": agreement.settled_by()},
-        bare=loss.bare,
-        alike=loss.alike,
-    )

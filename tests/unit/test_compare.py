@@ -148,6 +148,24 @@ def test_two_files(tmp_path):
     assert data["b"]["path"] == str(b)
 
 
+def test_the_loss_that_compress_limits_is_a_gate(tmp_path):
+    a, b = write(tmp_path / "a.onnx"), write(tmp_path / "b.onnx", 0.9)
+    rows = RNG.standard_normal((40, 3)).astype(np.float32)
+    result = compare(a, b, data=rows, max_loss=0.1)
+    wanted = float(np.mean(np.square(0.1 * rows).sum(axis=1)) / np.mean(np.square(rows).sum(axis=1)))
+    assert result.loss is not None
+    assert result.loss.samples == 40
+    assert result.loss.mean == pytest.approx(0.45 * wanted, rel=0.2)
+    assert result.loss.mean < result.loss.bound < 0.1
+    assert [(g.name, g.value, g.passed) for g in result.gates] == [("max_loss", result.loss.bound, True)]
+    assert not compare(a, b, data=rows, max_loss=result.loss.mean).gates_passed
+    assert f"{result.loss.bound:.2%}" in str(result)
+    assert json.loads(result.to_json())["loss"]["bound"] == result.loss.bound
+    assert compare(a, b).loss is None
+    with pytest.raises(UsageError, match="--max-loss needs --data"):
+        compare(a, b, max_loss=0.1)
+
+
 def test_two_files_on_drawn_data(tmp_path):
     a = write(tmp_path / "a.onnx")
     result = compare(a, a, samples=4)

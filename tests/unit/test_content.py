@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxgrail.allocation.found import Judged
+from onnxgrail.allocation.found import Judged, judged_of
 from onnxgrail.calibration.feeds.batches import Batches
 from onnxgrail.calibration.feeds.judging import chosen, spread
 from onnxgrail.calibration.judge import Judge
@@ -21,7 +21,6 @@ from onnxgrail.fidelity.kinds import parts_of
 from onnxgrail.fidelity.loss import losses_of
 from onnxgrail.machine.job import Job
 from onnxgrail.options import Recipe
-from onnxgrail.search.candidates import told
 from tests.tiny import tiny
 
 RNG = np.random.default_rng(0)
@@ -109,7 +108,7 @@ def test_samples_of_one_class_are_named(others: int, says: str) -> None:
     tally = Tally()
     tally.add({"y": chances}, {"y": chances * 0.9})
     assert losses_of(tally)[0].kind == "classes"
-    assert told(losses_of(tally)[0]).scarce == says
+    assert judged_of(losses_of(tally)[0]).scarce == says
 
 
 def test_empty_positions_of_a_weak_detector_do_not_count() -> None:

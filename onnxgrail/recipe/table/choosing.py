@@ -15,6 +15,7 @@ REMOVE = (
         "Largest loss on samples that no fit has seen: 1%, 0.005. The widths that cost least within it are searched; "
         "its upper bound has to hold, see docs/loss.md.",
         otherwise=f"{MAX_LOSS:.0%}, unless another amount is given",
+        commands=("compress", "compare"),
     ),
     Option(
         "minimize",
