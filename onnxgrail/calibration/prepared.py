@@ -120,7 +120,7 @@ class Prepared:
         left = self._with_bases(used)
         if left is self:
             return self
-        left = replace(left, survey=named_as(left.survey, self.survey))
+        left = replace(left, survey=named_as(left.survey, self.survey), gradients=self.gradients)
         return left if {*names} <= {block.name for block in left.survey.blocks} else self
 
     def paying(self, widths: Mapping[str, int], cost: Callable[[Mapping[str, int]], float]) -> dict[str, int]:

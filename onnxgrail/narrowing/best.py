@@ -180,7 +180,7 @@ def _fitted(run: Run, stage: Stage, sums: list[tuple[Floats, ...]]) -> Record:
     for task, array, one in zip(stage.tasks, now, found, strict=True):
         fit, clamped, why = fit_in_range(one, slots.largest(array.dtype))
         written, mine = _written(task, fit, array, after), slice(first, first := first + task.outputs)
-        if fit.alpha is not None and not run.trial:
+        if fit.alpha is not None:
             written, lost = again(prepared, task, [fold.outputs(mine) for fold in folds], written, after, array)
             fit, why = (replace(fit, alpha=None, blend=0.0, after=fit.before), lost) if lost else (fit, why)
         after = written

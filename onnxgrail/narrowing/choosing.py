@@ -55,7 +55,6 @@ class Run:
     Attributes:
         dense: statistics of the original model; targets: per batch, outputs of its layers; both if they are known.
         fitted: names of blocks whose consumers are left to later fits; these blocks are only narrowed until then.
-        trial: a candidate of a search, whose quantized weights are rounded to nearest.
         tick: called once per decided block.
     """
 
@@ -72,7 +71,6 @@ class Run:
         self.ledger = weights.empty(prepared.survey)
         self.changes: list[Change] = []
         self.fitted: frozenset[str] = frozenset()
-        self.trial = False
         self.tick: Callable[[], None] = lambda: None
         self.compact = prepared.survey.compact()
         self.refits: tuple[Refit, ...] = ()

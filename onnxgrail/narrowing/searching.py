@@ -66,10 +66,9 @@ def narrow_of(recipe: Recipe) -> Narrow:
     )
 
 
-def _settled(run: Run, blocks: Sequence[Block], beginnings: Beginnings | None = None) -> Ledger:
+def _settled(run: Run, beginnings: Beginnings | None = None) -> Ledger:
     """Decide and compensate a candidate, in this process alone; fits begin at a cut before its first block."""
-    widths, run.trial = run.kept, True
-    some = [block for block in blocks if widths[block.name] < block.units]
+    some = [block for block in run.prepared.survey.blocks if run.kept.get(block.name, block.units) < block.units]
     first = min((block.span[0] for block in some), default=0)
     settle(run, some, None if beginnings is None else beginnings.before(run.prepared.batches, first))
     bring_back(run)
@@ -89,7 +88,7 @@ def task_of(search: Search, cost: Cost, near: Near, spared: Mapping[str, str] | 
     parts = serves_twice(prepared, recipe, NO_FILES, blocks) and PARTS * sum(map(size_of, blocks)) <= TOGETHER
 
     firsts = {prepared.batches.feeds: prepared}
-    targets = Targets(recipe, cache_bytes(recipe) // PARTS)
+    targets = Targets(recipe, cache_bytes(recipe) // PARTS, {prepared.model, prepared.baseline.model})
 
     def same(part: Prepared) -> Prepared:
         """Return the first model that was given with these data: trials and candidates share a half of them."""
@@ -106,16 +105,18 @@ def task_of(search: Search, cost: Cost, near: Near, spared: Mapping[str, str] | 
     beginnings = Beginnings(prepared, recipe.providers, cache_bytes(recipe) // BEGUN)
 
     def settled(part: Prepared, widths: Mapping[str, int]) -> Ledger:
-        run = Run(part, Job(recipe=recipe), widths, dense(same(part)), targets.of(part, goals))
-        return _settled(run, blocks, beginnings)
+        if part.model is not prepared.model:  # a form of its own, which shares nothing with other candidates
+            return _settled(Run(part, Job(recipe=recipe), widths))
+        return _settled(Run(part, Job(recipe=recipe), widths, dense(same(part)), targets.of(part, goals)), beginnings)
 
     def unfitted(part: Prepared, widths: Mapping[str, int]) -> Ledger:
         plain = dataclasses.replace(recipe, compensate="grail", closed_loop=False, norms="none")
-        return _settled(Run(part, Job(recipe=plain), widths, dense(same(part))), blocks)
+        return _settled(Run(part, Job(recipe=plain), widths, dense(same(part))))
 
     few = search.rungs or recipe.quantize != "none"
     return Task(
         search=search,
+        form=functools.lru_cache(maxsize=1)(prepared.left),
         settle=settled,
         cost=cost,
         minimize=recipe.minimize,

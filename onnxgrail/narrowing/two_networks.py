@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -235,14 +235,19 @@ def goals_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block]) -> tup
 class Targets:
     """A memory of what layers of models compute before any decision, for many fits to the same data."""
 
-    def __init__(self, recipe: Recipe, most: int) -> None:
-        """Take the options, and the bytes that may be kept per model and data."""
-        self._recipe, self._most = recipe, most
+    def __init__(self, recipe: Recipe, most: int, models: Collection[ir.Model] | None = None) -> None:
+        """Take the options, the bytes that may be kept per model and data, and the models; None for all."""
+        self._recipe, self._most, self._models = recipe, most, models
         self._kept: dict[tuple[ir.Model, tuple[Callable[[], Feed], ...]], tuple[set[str], list[dict[str, Array]]]] = {}
 
     def of(self, prepared: Prepared, names: Iterable[str]) -> Sequence[Mapping[str, Array]]:
-        """Return per batch the tensors of these names, and perhaps others; none of the names if they are too large."""
+        """Return per batch the tensors of these names, and perhaps others; none of the names if they are too large.
+
+        Nor are there any of other models than those that are kept.
+        """
         feeds = prepared.batches.feeds
+        if self._models is not None and prepared.model not in self._models:
+            return [{} for _ in feeds]
         have, kept = self._kept.setdefault((prepared.model, feeds), (set(), [{} for _ in feeds]))
         fresh = [name for name in dict.fromkeys(names) if name not in have]
         if not fresh:

@@ -52,6 +52,7 @@ class Task:
 
     Attributes:
         search: the run, the blocks with their ladders, and the function that decides one.
+        form: returns the model in the bases that blocks of these names need, as it is written if only these lose units.
         settle: decides and fits a candidate.
         cost: of the model at given widths.
         minimize: name of the cost.
@@ -63,6 +64,7 @@ class Task:
     """
 
     search: Search
+    form: Callable[[frozenset[str]], Prepared]
     settle: Settle
     cost: Cost
     minimize: str
@@ -91,14 +93,14 @@ class Task:
         """
         prepared = self.search.prepared
         blocks, bits = split(prepared.paying(widths, self.cost))
-        if self.search.narrows(blocks):
-            ledger = self.settle(part, blocks)
-        else:  # the result has no other basis either
-            prepared, part = prepared.baseline, replace(part.baseline, batches=part.batches)
-            ledger = empty(prepared.survey)
-        if self.rounded is None and prepared is self.search.prepared:
+        names = frozenset(b.name for b in self.search.blocks if blocks.get(b.name, b.units) < b.units)
+        form = self.form(names)
+        if form is not prepared:
+            part = replace(form, batches=part.batches)
+        ledger = self.settle(part, blocks) if names else empty(form.survey)
+        if self.rounded is None and form is prepared:
             return self.decided(ledger)
-        slim = narrowed(prepared, ledger)
+        slim = narrowed(form, ledger)
         return Made(lambda: slim if self.rounded is None else self.rounded(part, slim, ledger, bits), None)
 
     def decided(self, ledger: Ledger) -> Made:
