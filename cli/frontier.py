@@ -50,6 +50,7 @@ def frontier(
     options.keeps(settings["resume"])
     settings = options.chosen(settings)
     settings["providers"] = resolve_providers(device, providers)
+    machine.alone()
     machine.ready("frontier")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         found = onnxgrail.frontier(model, written, progress=show, **settings)
@@ -77,8 +78,7 @@ def _table(found: Any, recipes: Path | None) -> None:
     for row in (columns, *rows) if not measure else ():  # a loss of the user's own tells no agreement
         del row[3]
     render.table(found.model, columns, rows)
-    how = "each judged by a fit without it" if found.crossed else "that no fit has seen"
-    render.say(f"Loss: {loss} {how}; at most: with 95 % confidence")
+    render.say(f"Loss: {loss} {found.how}; at most: with 95 % confidence")
     if found.choices.get("compensate") == "grail":
         render.say("Fits: --compensate grail; with best, a point of the same size loses less")
     if recipes is not None:

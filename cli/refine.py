@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,7 @@ def refine(
     written = options.one_output(out, output)
     settings["providers"] = resolve_providers(device, providers)
     options.keeps(settings["resume"])
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise click.UsageError("refine runs in one process; start it without torchrun")
+    machine.alone()
     machine.ready("refine_model")
     with progress(quiet=quiet, no_progress=no_progress) as show:
         result = onnxgrail.refine_model(model, written, report=report, progress=show, **settings)

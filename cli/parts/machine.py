@@ -1,8 +1,22 @@
-"""Signal that a command has done its imports: see `onnxgrail/__main__.py`."""
+"""The processes of a command, and the signal that it has done its imports: see `onnxgrail/__main__.py`."""
 
 from __future__ import annotations
 
+import os
+
 import click
+
+
+def alone() -> None:
+    """Check that the command is not one of several processes, each of which would do the whole work.
+
+    Raises:
+        click.UsageError: it is.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise click.UsageError(
+            f"{click.get_current_context().info_name} runs in one process; start it without torchrun"
+        )
 
 
 def ready(*names: str) -> None:

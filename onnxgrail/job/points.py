@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrail.calibration.feeds.kinds.feeds import again
-from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.prepared import Prepared, judged_by
 from onnxgrail.errors import UsageError
 from onnxgrail.graph.bits.plan import FLOAT
 from onnxgrail.machine.files.paths import make_folder, path_of
@@ -119,7 +119,8 @@ class Points:
             crossed=line.crossed,
             choices=asdict(self.recipe),
             calibration=calibration_entry(source.batches),
-            notes=tuple(dict.fromkeys(note for note in (source.scarce(), line.note, *saved) if note)),
+            judged=judged_by(source),
+            notes=tuple(dict.fromkeys(filter(None, (*source.batches.notes, source.scarce(), line.note, *saved)))),
             write=functools.partial(self.write, self.files()),
         )
 

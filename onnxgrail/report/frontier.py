@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrail.allocation.found import Judged
-from onnxgrail.errors import UsageError
+from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.machine.extras import version_of
 from onnxgrail.machine.files.paths import Read
 from onnxgrail.machine.plain import SCHEMA, plain
@@ -17,6 +17,7 @@ from onnxgrail.narrowing.frontier import Costs
 from onnxgrail.recipe.keywords import portion, read_as
 from onnxgrail.report.report import Saved
 from onnxgrail.report.result import Result
+from onnxgrail.report.summary import seen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +76,10 @@ class Frontier(Saved):
         before: costs of the original.
         points: by falling cost; every point can be written as a file.
         minimize: the cost that falls by a like share from each point to the next.
-        crossed: True if every sample was judged by a fit without it; else by samples that no fit has seen.
+        crossed: True if every sample was judged by a fit without it.
         choices: of the recipe that all points share.
         calibration: source and samples of the data.
+        judged: the samples that judge, as in the report of a run.
         notes: messages for the user.
         written: the model of a picked point; None if none was picked.
     """
@@ -89,6 +91,7 @@ class Frontier(Saved):
     crossed: bool
     choices: Mapping[str, Any]
     calibration: Mapping[str, Any]
+    judged: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     written: Result | None = None
     write: Write = field(compare=False)
@@ -97,6 +100,11 @@ class Frontier(Saved):
     def measured(self) -> tuple[str, str]:
         """Return a name for the agreements of all points, and what their losses are."""
         return measured(asdict(point.loss) for point in self.points)
+
+    @property
+    def how(self) -> str:
+        """Return in words if fits have seen the samples that judge."""
+        return seen(self.judged, crossed=self.crossed)
 
     def agreed(self, point: Point) -> str:
         """Return the name of a point's agreement, with a space, where the heading of all does not tell it."""
@@ -110,7 +118,8 @@ class Frontier(Saved):
                 loss has to hold.
 
         Raises:
-            UsageError: there is no such point; the message lists all.
+            UsageError: there is no point of this number; the message lists all.
+            NothingToCompressError: no point is within the loss; the message lists all.
         """
         number, limit = picked(pick)
         every = ", ".join(f"{p.number} ({p.loss.bound:.2%})" for p in self.points)
@@ -122,7 +131,7 @@ class Frontier(Saved):
         most = limit or 0.0
         within = [point for point in self.points if point.loss.bound <= most]
         if not within:
-            raise UsageError(f"no point has a loss of at most {100 * most:.4g}%", hint=hint)
+            raise NothingToCompressError(f"no point has a loss of at most {100 * most:.4g}%", hint=hint)
         return within[-1]
 
     def pick(self, pick: float | str, output: str | Path | None = None, *, force: bool = False) -> Result:
@@ -134,8 +143,7 @@ class Frontier(Saved):
             force: an existing file may be replaced.
 
         Raises:
-            UsageError: there is no such point.
-            OnnxGrailError: all errors of `compress`.
+            OnnxGrailError: all errors of `point` and of `compress`.
         """
         return self.write(self.point(pick), output, force)
 
@@ -150,6 +158,7 @@ class Frontier(Saved):
                 "crossed": self.crossed,
                 "choices": self.choices,
                 "calibration": self.calibration,
+                "judged": self.judged,
                 "points": [_entry(point) for point in self.points],
                 "notes": self.notes,
             }

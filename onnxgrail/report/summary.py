@@ -97,15 +97,25 @@ def search_text(data: Mapping[str, Any]) -> str:
         return ""
     quantized: Mapping[str, Any] = data.get("quantization") or {}
     judged = (data.get("verification") or {}).get("judged") or {}
-    fresh = (
-        "of which fits have seen some" if judged.get("seen") and judged["on"] == "held-out" else "that no fit has seen"
-    )
-    how = "each judged by a fit without it" if search["crossed"] else fresh
+    how = seen(judged, crossed=search["crossed"])
     again = bool(quantized.get("loss") is loss)  # judged once more, as it is written
     if search["crossed"] and again:
         narrowed = any(block["kept"] < block["units"] for block in data["blocks"])
         how = "that fits have seen" if narrowed or quantized["kind"] not in WITHOUT_DATA else "that no fit has seen"
     return f"{loss_text(loss)} {how}; --max-loss {100 * search['limit']:g}%"
+
+
+def seen(judged: Mapping[str, Any], *, crossed: bool) -> str:
+    """Return in words if fits have seen the samples that judge the candidates of a search.
+
+    Args:
+        judged: the report entry on the samples that judge the result; it may be empty.
+        crossed: True if every sample is judged by a fit without it.
+    """
+    if crossed:
+        return "each judged by a fit without it"
+    some = judged.get("seen") and judged["on"] == "held-out"
+    return "of which fits have seen some" if some else "that no fit has seen"
 
 
 def loss_text(loss: Mapping[str, Any]) -> str:

@@ -198,6 +198,7 @@ OPTIONS: dict[str, Mistake] = {
     "output equals input": (["-o", "m.onnx", "--force"], RUNTIME, "is the input"),
     "output exists": (["-o", "single.onnx"], RUNTIME, "--force"),
     "output is a folder": (["-o", "."], RUNTIME, "folder"),
+    "output is no file": (["-o", "-"], RUNTIME, "'-' is no file name"),
     "output folder is a file": (["-o", "d.npz/o.onnx"], RUNTIME, "d.npz"),
     "output folder is read-only": (["-o", "/proc/o.onnx"], RUNTIME, "cannot write"),
     "report folder is a file": (["--report", "d.npz/r.json"], RUNTIME, "is not a folder"),

@@ -50,6 +50,23 @@ def test_all_outputs_that_decide_are_named(found: onnxgrail.Frontier) -> None:
     assert measured([{**loss, "output": "", "samples": 1}]) == ("NMSE", "share on 1 sample")
 
 
+@pytest.mark.parametrize(("held", "told"), [(0, "of which fits have seen some"), (1, "that no fit has seen")])
+def test_samples_that_fits_have_seen_are_named(held: int, told: str, model: Path, tmp_path: Path) -> None:
+    for seed, name in ((0, "0.npz"), (1, "1.npz")):
+        np.savez(tmp_path / name, x=np.random.default_rng(seed).standard_normal((32, 12)).astype(np.float32))
+    files = ["--data", str(tmp_path / "0.npz"), "--held-out", str(tmp_path / f"{held}.npz")]
+    result = run("frontier", str(model), *files, "--points", "1", "--minimize", "params")
+    assert result.exit_code == 0
+    assert f"on 32 samples {told};" in " ".join(result.stdout.split())
+    assert ("fits have seen them" in result.stderr) is (held == 0)
+
+
+def test_several_processes_do_not_do_the_same(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = run("frontier", str(model), "--data", str(tmp_path / "d.npz"))
+    assert (result.exit_code, "frontier runs in one process" in result.stderr) == (2, True)
+
+
 def test_points_are_nested_and_evenly_spread(found: onnxgrail.Frontier) -> None:
     costs = [found.before, *(point.costs for point in found.points)]
     assert [point.number for point in found.points] == list(range(1, 11))
@@ -130,7 +147,7 @@ def test_a_loss_picks_the_smallest_point_within_it(found: onnxgrail.Frontier) ->
         chosen = found.point(f"{100 * point.loss.bound + 1e-7:.9f}%")
         assert chosen.loss.bound <= point.loss.bound + 1e-9
         assert chosen.number >= point.number
-    with pytest.raises(UsageError, match=r"no point has a loss of at most 0.0001%.*1 \("):
+    with pytest.raises(NothingToCompressError, match=r"no point has a loss of at most 0.0001%.*1 \("):
         found.point(1e-6)
     with pytest.raises(UsageError, match=r"there is no point 11\. Points, .*10 \("):
         found.point(11)
