@@ -130,28 +130,16 @@ def layers(value: Any) -> str:
     return str(whole(value)) if isinstance(value, numbers.Integral) else ",".join(names(value))
 
 
-def shapes(value: Any) -> Mapping[str, tuple[int, ...]]:
-    """Read a mapping of input names to shapes."""
-    try:
-        return {text(name): wholes(dims) for name, dims in value.items()}
-    except (_OddError, AttributeError):
-        raise _OddError("input names with lists of sizes") from None
+def _mapping(read: Reader, expected: str) -> Reader:
+    """Return the reader of a mapping of names to values."""
 
+    def found(value: Any) -> Mapping[str, Any]:
+        try:
+            return {text(name): read(one) for name, one in value.items()}
+        except (_OddError, AttributeError):
+            raise _OddError(expected) from None
 
-def contents(value: Any) -> Mapping[str, str]:
-    """Read a mapping of output names to words."""
-    try:
-        return {text(name): text(word) for name, word in value.items()}
-    except (_OddError, AttributeError):
-        raise _OddError("output names with words") from None
-
-
-def widths(value: Any) -> Mapping[str, int]:
-    """Read a mapping of names of blocks or weights to whole numbers."""
-    try:
-        return {text(name): whole(number) for name, number in value.items()}
-    except (_OddError, AttributeError):
-        raise _OddError("names with whole numbers") from None
+    return found
 
 
 def wholes(value: Any) -> tuple[int, ...]:
@@ -192,7 +180,7 @@ def _joined(value: Any) -> Any:
 
 _KINDS: dict[Kind, Reader] = {
     "amount": amount,
-    "contents": contents,
+    "contents": _mapping(text, "output names with words"),
     "file": lambda value: str(place(value)),
     "flag": flag,
     "layers": layers,
@@ -205,10 +193,10 @@ _KINDS: dict[Kind, Reader] = {
     "portion": portion,
     "share": portion,
     "report": places,
-    "shapes": shapes,
+    "shapes": _mapping(wholes, "input names with lists of sizes"),
     "text": text,
     "whole": whole,
-    "widths": widths,
+    "widths": _mapping(whole, "names with whole numbers"),
     "word": text,
     "words": words,
 }

@@ -95,74 +95,53 @@ class Paths:
         return replace(beyond, steps=beyond.steps[:1])
 
     def within(self, most: float, begun: Sequence[Step] = (), closed: Collection[str] = ()) -> Path:
-        """Return the path that begins with given steps, and on which some blocks keep the widths that they have then.
+        """Return the path of least harm: a step has the lowest added harm per saved cost, over all blocks and levels.
+
+        Added harms are differences of `loss ** power`, which add up over blocks. A block may go down several levels at
+        once, which are then steps of their own. What a step saves falls as its neighbors narrow, so a step is weighed
+        again when its turn comes. Levels that save less than the share `LEAST` of the cost are passed over.
 
         Args:
-            most: largest predicted loss.
-            begun: the steps.
-            closed: the blocks.
+            most: largest predicted loss; a block whose step would exceed it takes no more.
+            begun: steps with which it begins.
+            closed: blocks that take no further step.
         """
-        return path_of(self.harms, self.cost, self.power, most, begun, closed)
+        full = {harm.block: harm.units for harm in self.harms}
+        widths: Widths = full | {step.block: step.width for step in begun}
+        spent = {harm.block: _spent(harm, widths[harm.block], self.power) for harm in self.harms}
+        before, now = self.cost(full), self.cost(widths)
+        waiting: list[tuple[float, int]] = [(0.0, n) for n, harm in enumerate(self.harms) if harm.block not in closed]
+        steps: list[Step] = list(begun)
 
+        def saved(block: str, width: int) -> float:
+            found = now - self.cost({**widths, block: width})
+            return found if found > LEAST * before else 0.0
 
-def path_of(
-    harms: Sequence[Harm],
-    cost: Cost,
-    power: float,
-    most: float,
-    begun: Sequence[Step] = (),
-    closed: Collection[str] = (),
-) -> Path:
-    """Return the path of least harm: each step has the lowest added harm per saved cost, over all blocks and levels.
-
-    Added harms are differences of `loss ** power`, which add up over blocks. A block may go down several levels at
-    once, which are then steps of their own. What a step saves falls as its neighbors narrow, so a step is weighed again
-    when its turn comes. Levels that save less than the share `LEAST` of the cost are passed over.
-
-    Args:
-        harms: losses of the blocks alone.
-        cost: of the model at given widths.
-        power: see `harms.POWERS`.
-        most: largest predicted loss; a block whose step would exceed it takes no more.
-        begun: steps with which it begins.
-        closed: blocks that take no further step.
-    """
-    full = {harm.block: harm.units for harm in harms}
-    widths: Widths = full | {step.block: step.width for step in begun}
-    spent = {harm.block: _spent(harm, widths[harm.block], power) for harm in harms}
-    before, now = cost(full), cost(widths)
-    waiting: list[tuple[float, int]] = [(0.0, n) for n, harm in enumerate(harms) if harm.block not in closed]
-    steps: list[Step] = list(begun)
-
-    def saved(block: str, width: int) -> float:
-        found = now - cost({**widths, block: width})
-        return found if found > LEAST * before else 0.0
-
-    while waiting:
-        _, number = heapq.heappop(waiting)
-        harm = harms[number]
-        found = _best(harm, widths[harm.block], spent[harm.block], power, partial(saved, harm.block))
-        if found is None:
-            continue
-        rate, width = found
-        if waiting and rate > waiting[0][0]:
-            heapq.heappush(waiting, (rate, number))
-            continue
-        others, fits = sum(spent.values()) - spent[harm.block], True
-        for level, alone in _between(harm, widths[harm.block], width, power):
-            after = cost({**widths, harm.block: level})
-            if after >= now:
-                continue  # an odd width can be slower than a wider one
-            least = steps[-1].loss if steps else 0.0  # which sums of small and large harms may miss by rounding
-            loss = max((others + max(alone, spent[harm.block])) ** (1 / power), least)
-            fits = loss <= most
-            if not fits:
-                break
-            widths[harm.block], spent[harm.block], now = level, max(alone, spent[harm.block]), after
-            steps.append(Step(harm.block, level, loss, now))
-        if fits:
-            heapq.heappush(waiting, (rate, number))
-    return Path(full, before, tuple(steps))
+        while waiting:
+            _, number = heapq.heappop(waiting)
+            harm = self.harms[number]
+            found = _best(harm, widths[harm.block], spent[harm.block], self.power, partial(saved, harm.block))
+            if found is None:
+                continue
+            rate, width = found
+            if waiting and rate > waiting[0][0]:
+                heapq.heappush(waiting, (rate, number))
+                continue
+            others, fits = sum(spent.values()) - spent[harm.block], True
+            for level, alone in _between(harm, widths[harm.block], width, self.power):
+                after = self.cost({**widths, harm.block: level})
+                if after >= now:
+                    continue  # an odd width can be slower than a wider one
+                least = steps[-1].loss if steps else 0.0  # which sums of small and large harms may miss by rounding
+                loss = max((others + max(alone, spent[harm.block])) ** (1 / self.power), least)
+                fits = loss <= most
+                if not fits:
+                    break
+                widths[harm.block], spent[harm.block], now = level, max(alone, spent[harm.block]), after
+                steps.append(Step(harm.block, level, loss, now))
+            if fits:
+                heapq.heappush(waiting, (rate, number))
+        return Path(full, before, tuple(steps))
 
 
 def _spent(harm: Harm, width: int, power: float) -> float:

@@ -18,7 +18,7 @@ from onnxgrail.allocation.schedules import between, depth, depth_ratios, flap, u
 from onnxgrail.allocation.timed import fitted_to_time, rounded
 from onnxgrail.machine.amounts import parse
 from onnxgrail.search.harms import Harm
-from onnxgrail.search.path import path_of, schedule_of
+from onnxgrail.search.path import Paths, schedule_of
 
 
 def linear(prices: Mapping[str, float], rest: float = 0.0) -> Any:
@@ -155,7 +155,7 @@ def test_a_path_is_a_schedule_that_loses_no_more_than_uniform_widths(seed: int, 
     harms = [quadratic(one.name, one.units, float(rng.uniform(0.001, 0.1))) for one in ladders]
     cost = chain(ladders)
     limit = share * cost({one.name: one.units for one in ladders})
-    ideal = schedule_of(path_of(harms, cost, 1.0, math.inf))
+    ideal = schedule_of(Paths(harms, cost, 1.0, math.inf).within(math.inf))
     fit, even = (balanced(ladders, one, cost, limit) for one in (ideal, uniform(ladders)))
     assert fit.reached
     assert cost(fit.widths) <= limit
@@ -171,7 +171,7 @@ def test_between_two_schedules_is_the_geometric_mean_of_their_widths() -> None:
 
 def test_a_schedule_of_a_path_begins_whole_and_ends_with_nothing() -> None:
     harms = [quadratic("a", 8, 0.1), quadratic("b", 8, 0.01)]
-    ideal = schedule_of(path_of(harms, linear({"a": 1.0, "b": 1.0}), 1.0, math.inf))
+    ideal = schedule_of(Paths(harms, linear({"a": 1.0, "b": 1.0}), 1.0, math.inf).within(math.inf))
     assert ideal(0.0) == {"a": 8.0, "b": 8.0}
     assert ideal(1.0) == {"a": 0.0, "b": 0.0}
     rows = [ideal(s) for s in np.linspace(0, 1, 50)]

@@ -13,7 +13,7 @@ from onnxgrail.allocation.found import Candidate, Found, Judged
 from onnxgrail.report.notes import more
 from onnxgrail.search.bisect import AGAIN, FILLED, Seek, farthest, farthest_of
 from onnxgrail.search.harms import Harm
-from onnxgrail.search.path import Path, Paths, path_of
+from onnxgrail.search.path import Path, Paths
 from tests.unit.paths import NORMAL, harm, harms, never, product
 
 
@@ -39,9 +39,9 @@ def test_a_path_goes_on_without_closed_blocks(
 
 def test_a_path_that_goes_on_takes_what_the_whole_path_takes() -> None:
     blocks = [harm(f"b{n}", 16, (12, 0.01 * (n + 1)), (8, 0.05 * (n + 1))) for n in range(3)]
-    path = path_of(blocks, product, 1.0, 10.0)
+    path = Paths(blocks, product, 1.0, 10.0).within(10.0)
     for count in range(1, len(path)):
-        assert path_of(blocks, product, 1.0, 10.0, path.steps[:count]).steps == path.steps
+        assert Paths(blocks, product, 1.0, 10.0).within(10.0, path.steps[:count]).steps == path.steps
 
 
 def test_a_block_that_was_predicted_wrongly_stays_whole() -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnxgrail.core import Block, Kind
 from onnxgrail.search import trials
 from onnxgrail.search.harms import Harm, Near
-from onnxgrail.search.path import path_of
+from onnxgrail.search.path import Paths
 from onnxgrail.search.repairs import LEAST, Plan, dealt, repaired, runs_alongside
 
 LEVELS = (28, 24, 20, 16, 12, 8)
@@ -64,7 +64,7 @@ def test_a_search_takes_more_of_blocks_whose_losses_later_fits_repair() -> None:
     harms = [harm("early"), harm("late")]
 
     def narrowed(blocks: list[Harm]) -> dict[str, int]:
-        path = path_of(blocks, lambda widths: float(sum(widths.values())), 1.0, 0.02)
+        path = Paths(blocks, lambda widths: float(sum(widths.values())), 1.0, 0.02).within(0.02)
         return path.widths(len(path))
 
     found = repaired(harms, Plan(2), 1.0, Near(limit=0.02), lambda block, _: {"early": 0.1, "late": 1.0}[block])

@@ -22,7 +22,7 @@ from onnxgrail.report.notes import little
 from onnxgrail.search import trials
 from onnxgrail.search.bisect import Seek, _little, cheaper, farthest
 from onnxgrail.search.harms import Harm, Near, harm_of, levels_of, power_of
-from onnxgrail.search.path import Path, Paths, Step, path_of
+from onnxgrail.search.path import Path, Paths, Step
 from onnxgrail.search.within import further
 from tests.tiny import tiny
 from tests.unit.paths import NORMAL, harm, harms, never, product
@@ -34,7 +34,7 @@ TINY = [Harm(f"b{n}", 16, "values", (13,), (loss,), (loss,)) for n, loss in enum
 @example(TINY, 1.0)  # sums of these round downwards
 @given(harms, st.sampled_from([1.0, 2.0]))
 def test_paths_are_nested_and_costs_and_losses_are_those_of_their_widths(blocks: list[Harm], power: float) -> None:
-    path = path_of(blocks, product, power, 10.0)
+    path = Paths(blocks, product, power, 10.0).within(10.0)
     for count in range(len(path)):
         wide, narrow = path.widths(count), path.widths(count + 1)
         assert all(narrow[name] <= wide[name] for name in wide)
@@ -58,7 +58,7 @@ def test_every_step_is_the_one_of_least_harm_per_saved_cost() -> None:
         def cost(widths: Mapping[str, int], prices: Floats = prices) -> float:
             return float(prices @ list(widths.values()))
 
-        path = path_of(blocks, cost, 1.0, 100.0)
+        path = Paths(blocks, cost, 1.0, 100.0).within(100.0)
         for count in range(len(path)):
             before, after = path.widths(count), path.widths(count + 1)
             rates = {}
@@ -73,14 +73,16 @@ def test_every_step_is_the_one_of_least_harm_per_saved_cost() -> None:
 
 def test_a_step_that_saves_next_to_nothing_is_not_taken() -> None:
     """A fitted latency tells 63 channels from 64, which the kernels compute alike."""
-    path = path_of([harm("a", 64, (63, 0.0), (48, 0.01))], lambda widths: 1e6 - (-widths["a"] // 16) * 1e3, 1.0, 1.0)
+    path = Paths(
+        (harm("a", 64, (63, 0.0), (48, 0.01)),), lambda widths: 1e6 - (-widths["a"] // 16) * 1e3, 1.0, 1.0
+    ).within(1.0)
     assert [step.width for step in path.steps] == [48]
-    tiny = path_of([harm("a", 64, (63, 0.0))], lambda widths: 1e6 + widths["a"], 1.0, 1.0)
+    tiny = Paths((harm("a", 64, (63, 0.0)),), lambda widths: 1e6 + widths["a"], 1.0, 1.0).within(1.0)
     assert not tiny.steps
 
 
 def test_a_path_ends_at_the_loss_that_is_given() -> None:
-    path = path_of([harm("a", 8, (6, 0.01), (4, 0.02), (2, 0.5))], product, 1.0, 0.1)
+    path = Paths((harm("a", 8, (6, 0.01), (4, 0.02), (2, 0.5)),), product, 1.0, 0.1).within(0.1)
     assert path.widths(len(path)) == {"a": 4}
     assert path.reach(0.015) == 1
     assert path.reach(0.0) == 0
