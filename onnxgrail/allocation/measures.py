@@ -147,7 +147,7 @@ def built(
     """
     if metric not in ("params", "size"):
         return None
-    left = prepared.left([b.name for b in prepared.survey.blocks if widths.get(b.name, b.units) < b.units])
+    left = prepared.left([block.name for block in prepared.survey.narrowed(widths)])
     slim = narrowed(left, ledger_of(left, widths))
     unused = 0
     if prepared.again is None:  # else what does not pay is not in this model any more

@@ -68,7 +68,7 @@ def narrow_of(recipe: Recipe) -> Narrow:
 
 def _settled(run: Run, beginnings: Beginnings | None = None) -> Ledger:
     """Decide and compensate a candidate, in this process alone; fits begin at a cut before its first block."""
-    some = [block for block in run.prepared.survey.blocks if run.kept.get(block.name, block.units) < block.units]
+    some = run.prepared.survey.narrowed(run.kept)
     first = min((block.span[0] for block in some), default=0)
     settle(run, some, None if beginnings is None else beginnings.before(run.prepared.batches, first))
     bring_back(run)

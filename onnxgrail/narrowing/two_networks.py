@@ -233,20 +233,20 @@ def goals_of(prepared: Prepared, recipe: Recipe, blocks: Sequence[Block]) -> tup
 
 
 class Targets:
-    """A memory of what layers of models compute before any decision, for many fits to the same data."""
+    """A memory of what layers of some models compute before any decision, for many fits to the same data."""
 
-    def __init__(self, recipe: Recipe, most: int, models: Collection[ir.Model] | None = None) -> None:
-        """Take the options, the bytes that may be kept per model and data, and the models; None for all."""
+    def __init__(self, recipe: Recipe, most: int, models: Collection[ir.Model]) -> None:
+        """Take the options, the bytes that may be kept per model and data, and the models."""
         self._recipe, self._most, self._models = recipe, most, models
         self._kept: dict[tuple[ir.Model, tuple[Callable[[], Feed], ...]], tuple[set[str], list[dict[str, Array]]]] = {}
 
     def of(self, prepared: Prepared, names: Iterable[str]) -> Sequence[Mapping[str, Array]]:
-        """Return per batch the tensors of these names, and perhaps others; none of the names if they are too large.
+        """Return per batch the tensors of these names, and perhaps others.
 
-        Nor are there any of other models than those that are kept.
+        None of the names is there if they are too large, or for another model.
         """
         feeds = prepared.batches.feeds
-        if self._models is not None and prepared.model not in self._models:
+        if prepared.model not in self._models:
             return [{} for _ in feeds]
         have, kept = self._kept.setdefault((prepared.model, feeds), (set(), [{} for _ in feeds]))
         fresh = [name for name in dict.fromkeys(names) if name not in have]

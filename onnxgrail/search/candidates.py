@@ -93,7 +93,7 @@ class Task:
         """
         prepared = self.search.prepared
         blocks, bits = split(prepared.paying(widths, self.cost))
-        names = frozenset(b.name for b in self.search.blocks if blocks.get(b.name, b.units) < b.units)
+        names = frozenset(block.name for block in prepared.survey.narrowed(blocks))
         form = self.form(names)
         if form is not prepared:
             part = replace(form, batches=part.batches)

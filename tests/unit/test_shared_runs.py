@@ -135,7 +135,7 @@ def test_trials_from_the_block_on_lose_what_the_whole_model_loses(make: Callable
 
 
 def kept_of(prepared: Prepared, most: int) -> Sequence[Mapping[str, Array]]:
-    return Targets(RECIPE, most).of(prepared, goals_of(prepared, RECIPE, prepared.survey.blocks))
+    return Targets(RECIPE, most, [prepared.model]).of(prepared, goals_of(prepared, RECIPE, prepared.survey.blocks))
 
 
 def fitted(prepared: Prepared, known: Sequence[Mapping[str, Array]]) -> tuple[Ledger, Run]:
@@ -177,7 +177,8 @@ def test_targets_that_are_too_large_are_not_kept() -> None:
 
 
 def test_matrices_are_rounded_to_kept_targets_as_to_computed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared, targets = of_matrices(), Targets(RECIPE, 2**30)
+    prepared = of_matrices()
+    targets = Targets(RECIPE, 2**30, [prepared.model])
     ledger = halved(prepared, prepared.survey.blocks[0])
     slim = narrowed(prepared, ledger)
     ran: list[str] = []
@@ -200,7 +201,7 @@ def test_matrices_are_rounded_to_kept_targets_as_to_computed_ones(monkeypatch: p
 
 def test_rounding_aims_at_kept_targets() -> None:
     prepared = of_matrices()
-    targets, untouched = Targets(RECIPE, 2**30), weights.empty(prepared.survey)
+    targets, untouched = Targets(RECIPE, 2**30, [prepared.model]), weights.empty(prepared.survey)
 
     def error() -> float:
         """Of the first matrix, rounded to nearest."""

@@ -183,9 +183,13 @@ class Survey:
             found[ids] = True
         return found
 
+    def narrowed(self, widths: Mapping[str, int]) -> list[Block]:
+        """Return the blocks that lose units with these widths; those without a width lose none."""
+        return [block for block in self.blocks if widths.get(block.name, block.units) < block.units]
+
     def rotated(self, widths: Mapping[str, int]) -> bool:
         """Return True if a rotated stream or table loses channels with these widths, so that the rotation stays."""
-        return any(block.ranked and widths.get(block.name, block.units) < block.units for block in self.blocks)
+        return any(block.ranked for block in self.narrowed(widths))
 
     def convolved(self, block: Block) -> bool:
         """Return True if 2-D convolutions produce or consume the channels of a block."""

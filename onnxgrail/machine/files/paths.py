@@ -125,9 +125,10 @@ def check_output(target: Path, *, force: bool = False, what: str = "output") -> 
     Raises:
         OutputError: target is a folder or a device, exists without `force`, or its folder cannot be created or written.
     """
-    if target.is_dir() or str(target) == "-":  # many tools write to stdout then
-        kind = "a folder" if target.is_dir() else "no file name"
-        raise OutputError(f"{what} {str(target)!r} is {kind}", hint="Give a file name")
+    if str(target) == "-":  # many tools write to stdout then
+        raise OutputError(f"{what} '-' is no file name", hint="Give a file name")
+    if target.is_dir():
+        raise OutputError(f"{what} {str(target)!r} is a folder", hint="Give a file name")
     stream = target.is_symlink() and _real(target.parent) == DEVICES  # /dev/stdout: the link would be replaced
     if target.exists() and (stream or not target.is_file()):
         raise OutputError(f"{what} {str(target)!r} is not a regular file", hint="Give a file name")
