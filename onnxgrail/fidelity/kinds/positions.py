@@ -16,6 +16,7 @@ from onnxgrail.fidelity.kinds.part import (
     LOUD,
     OFTEN,
     PEAKS,
+    SEEN,
     SLACK,
     SURELY,
     Form,
@@ -87,7 +88,7 @@ def classes(look: Look, why: str) -> Part | None:
         return None
     if columns in array.shape[1:]:
         return Part(kind="classes", why=why, form="logits", axis=1, rows=True)
-    axis = array.ndim - 1 if array.ndim == 3 else _columns(array)
+    axis = _classes(array)
     return None if axis is None or array.shape[axis] == 1 else _dense(look, axis, why, "logits")
 
 
@@ -198,11 +199,28 @@ def _columns(array: Floats) -> int | None:
     return axis if array.shape[axis] <= WIDE else None
 
 
+def _classes(array: Floats) -> int | None:
+    """Return the axis that counts classes: the second or the last one, along which the softmax is surer.
+
+    Either may be the longer one: a line of text has fewer steps than letters, a map of 150 classes 128 rows.
+    """
+    if array.ndim < 3 or 1 in (array.shape[1], array.shape[-1]):
+        return 2 if array.ndim == 3 else _columns(array)
+    return max((array.ndim - 1, 1), key=lambda axis: _sure(np.moveaxis(array[:SEEN], axis, -1)))
+
+
+def _sure(logits: Floats) -> float:
+    """Return the mean share of the uncertainty about the class that the softmax of a row of logits removes."""
+    chances = probabilities(logits, "logits")
+    entropy = -(chances * np.log(np.maximum(chances, np.finfo(np.float64).tiny))).sum(axis=-1)
+    return 1 - float(entropy.mean()) / math.log(logits.shape[-1])
+
+
 def _scores(look: Look) -> tuple[Part, ...]:
     """Detect raw scores of many positions: by name, or because one class stands out at most positions."""
     array = look.array
-    axis = array.ndim - 1 if array.ndim == 3 else _columns(array)
     named = look.named
+    axis = _classes(array) if named else _columns(array)
     if not named and (array.ndim == 3 or axis is None or not 1 < array.shape[axis] <= CLASSES or _colors(array, axis)):
         return ()
     why = "named as scores" if named else "one class stands out at most positions"
