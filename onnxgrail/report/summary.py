@@ -81,13 +81,16 @@ def judged(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def loss_of(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the loss of the result if a search limited it: as found, or as written if that may lose more."""
+    """Return the loss of the result if a search limited it: as written, or as found where only that judges fits fairly.
+
+    Samples that judge in turn, each a fit without it, have been seen by the fits of the file: the higher loss counts.
+    """
     search = (data.get("allocation") or {}).get("search")
     if not search or search["chosen"] is None:
         return None
     found: Mapping[str, Any] = search["tried"][search["chosen"]]["loss"]
     written: Mapping[str, Any] = (data.get("quantization") or {}).get("loss") or found
-    return written if written["bound"] > found["bound"] else found
+    return written if not search["crossed"] or written["bound"] > found["bound"] else found
 
 
 def search_text(data: Mapping[str, Any]) -> str:

@@ -30,6 +30,6 @@ def test_the_loss_of_the_candidate_is_that_of_the_file(bits: str, sources: dict[
     said = search["tried"][search["chosen"]]["loss"]
     found = onnxgrail.compare(model, result.model, data=held, max_loss=0.01)
     assert found.loss is not None
-    assert said["mean"] == pytest.approx(found.loss.mean, rel=1e-4)
-    assert said["bound"] == pytest.approx(found.loss.bound, rel=1e-4)
+    assert said["mean"] == pytest.approx(found.loss.mean, rel=1e-3)
+    assert said["bound"] == pytest.approx(found.loss.bound, rel=1e-3)
     assert found.gates_passed
