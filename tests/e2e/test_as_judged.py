@@ -11,6 +11,7 @@ import onnxgrail
 from onnxgrail import models
 
 DIGITS = models.load("digits_resnet")
+CLOSE = {"float": 1e-3, "int8": 5e-3}  # fits that differ in the last bit round a few weights to another number
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,6 @@ def test_the_loss_of_the_candidate_is_that_of_the_file(bits: str, sources: dict[
     said = search["tried"][search["chosen"]]["loss"]
     found = onnxgrail.compare(model, result.model, data=held, max_loss=0.01)
     assert found.loss is not None
-    assert said["mean"] == pytest.approx(found.loss.mean, rel=1e-3)
-    assert said["bound"] == pytest.approx(found.loss.bound, rel=1e-3)
+    assert said["mean"] == pytest.approx(found.loss.mean, rel=CLOSE[bits])
+    assert said["bound"] == pytest.approx(found.loss.bound, rel=CLOSE[bits])
     assert found.gates_passed

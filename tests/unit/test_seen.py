@@ -29,7 +29,7 @@ def test_only_fits_see_samples(kind: str | None, kept: int, told: str) -> None:
 
 @pytest.mark.parametrize(("crossed", "bound"), [(False, 0.01), (True, 0.02)])
 def test_held_out_samples_tell_the_loss_of_the_written_file(bound: float, *, crossed: bool) -> None:
-    """Also where it is lower; where samples judge in turn, the fits of the file have seen them, so it may be too low."""
+    """Also where it is lower.  Where samples judge in turn, the fits of the file have seen them: it may be too low."""
     search = {"chosen": 0, "tried": [{"loss": LOSS}], "crossed": crossed, "limit": 0.05}
     data = {"allocation": {"search": search}, "quantization": {"kind": "int8", "loss": {**LOSS, "bound": 0.01}}}
     loss = loss_of(data)
