@@ -213,13 +213,23 @@ def test_slower_layers_are_told_and_stay_in_float(tmp_path: Path) -> None:
     trials = Trials(lambda _: 0.0, 0.01, lambda *_: 2.0, kernels=times)
     kept, why = quantise_static(tmp_path / "source.onnx", tmp_path / "target.onnx", Static(feeds=FEEDS, trials=trials))
     assert (kept, why) == (("g",), "1 layer is slower in 8 bits on this machine")
+
+
+@pytest.mark.parametrize(
+    ("speed", "layers", "told"),
+    [(0.5, 4, "in 8 bits, layers take 2.00 times as long on this machine; the weights have 8 bits"), (2.0, 0, "")],
+)
+def test_where_single_kernels_are_slower_the_whole_decides(
+    speed: float, layers: int, told: str, tmp_path: Path
+) -> None:
+    save(named(), tmp_path / "source.onnx")
     slow = Trials(
-        lambda _: 0.0, 0.01, lambda *_: 2.0, kernels=lambda models: [{}, dict.fromkeys(layers_of(models[0]), 1.0)]
+        lambda _: 0.0, 0.01, lambda *_: speed, kernels=lambda models: [{}, dict.fromkeys(layers_of(models[0]), 1.0)]
     )
     kept, why = quantise_static(tmp_path / "source.onnx", tmp_path / "target.onnx", Static(feeds=FEEDS, trials=slow))
-    assert len(kept) == 4
-    assert "QuantizeLinear" not in {node.op_type for node in load((tmp_path / "target.onnx").read_bytes()).graph}
-    assert why == "no layer is faster in 8 bits on this machine; the weights have 8 bits"
+    assert (len(kept), why) == (layers, told)
+    ops = {node.op_type for node in load((tmp_path / "target.onnx").read_bytes()).graph}
+    assert ("QuantizeLinear" in ops) == (speed > 1)
 
 
 @settings(max_examples=12)

@@ -158,8 +158,11 @@ def _faster(origin: Source, given: Static, trials: Trials, light: _Light, target
     """Write the model with layers in 8 bits, or only with weights in 8 bits; return layers in float, and the reason."""
     placing = _timed(origin, given, trials, target)
     brief = _eight(origin, _brief(given), target, placing)  # the ranges do not change the time
+    if _in_float(brief):  # as single kernels tell; the whole model may be faster all the same
+        placing = _unmeasured(origin)
+        brief = replace(brief, placing=placing)
     slow = brief.layers()
-    speed = trials.speed(light.model, brief.without()) if len(slow) < len(origin.layers()) + len(origin.never) else 0.0
+    speed = 0.0 if _in_float(brief) else trials.speed(light.model, brief.without())
     why = f"in 8 bits, layers take {1 / speed:.2f} times as long on this machine" if speed else SLOWER
     if speed >= FASTER:
         most = trials.target if given.half is None else NEAR * light.choice.after
@@ -176,6 +179,11 @@ def _faster(origin: Source, given: Static, trials: Trials, light: _Light, target
     save(light.model, target)
     halves = f", {len(light.choice.layers)} of them 16" if light.choice.layers else ""
     return tuple(n.name or "" for n in origin.layers()), f"{why}; the weights have 8 bits{halves}"
+
+
+def _in_float(eight: Eight) -> bool:
+    """Return True if no layer is placed in 8 bits."""
+    return len(eight.layers()) >= len(eight.origin.layers()) + len(eight.origin.never)
 
 
 def _brief(given: Static) -> Static:
