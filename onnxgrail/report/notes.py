@@ -32,6 +32,7 @@ from onnxgrail.registry import REDUCERS
 
 LITTLE = 0.01  # share of what a search minimizes, below which it has saved next to nothing
 NOTED = 2**10  # bytes of notes from which a report tells that they are gone
+COMPUTED = ("int8", "int8-dynamic")  # quantization that changes the time of layers
 LIKELY = 0.7  # mean loss, as a share of the limit, with which more samples may bring the bound below it
 MUCH = 1.3  # times what is saved now
 FEW = 16  # samples below which a bound of a loss is loose
@@ -70,7 +71,7 @@ def notes_of(
         decision.allocation.note,
         little(decision.allocation.found, recipe.quantize),
         _ended(recipe, decision.allocation.found),
-        more(decision.allocation.found),
+        more(decision.allocation.found, recipe.quantize),
         _loose(decision.allocation.found),
         _blind(decision.allocation.found, labeled=_labeled(prepared)),
         _unjudged(recipe, decision.allocation.found),
@@ -138,20 +139,26 @@ def fewer_bits(minimize: str, kind: str) -> str:
     return f"fewer bits may lose less than fewer units: {' or '.join(size + bits)}" if size or bits else ""
 
 
-def more(found: Found | None) -> str:
-    """Return a note on what more samples, or else a larger loss, would save, if it is much more."""
+def more(found: Found | None, kind: str = "none") -> str:
+    """Return a note on what more samples, or else a larger loss, would save, if it is much more.
+
+    Args:
+        found: by the search, None without one.
+        kind: of quantization; the search knows the time of float layers.
+    """
     if found is None or found.next_cost is None or found.next_limit is None:
         return ""
     now, then = (1 - cost / found.before for cost in (found.cost, found.next_cost))
-    if unsure := _unsure(found, now):
+    of = f"{found.minimize} in float" if found.minimize == "latency" and kind in COMPUTED else found.minimize
+    if unsure := _unsure(found, now, of):
         return unsure
     if then < MUCH * now or f"{then:.0%}" == f"{now:.0%}":
         return ""
-    return f"--max-loss {100 * found.next_limit:.3g}% would save about {then:.0%} of {found.minimize}, not {now:.0%}"
+    return f"--max-loss {100 * found.next_limit:.3g}% would save about {then:.0%} of {of}, not {now:.0%}"
 
 
-def _unsure(found: Found, now: float) -> str:
-    """Return a note on a candidate that saves much more than what is saved now, and loses little as far as is known."""
+def _unsure(found: Found, now: float, of: str) -> str:
+    """Return a note on a candidate that saves much more than `now` of a cost, and loses little as far as is known."""
     limit, least = found.limit, found.before * (1 - MUCH * now)
     likely = [one for one in found.tried if one.loss.mean <= LIKELY * limit and limit < one.loss.bound]
     if not likely or (best := min(likely, key=lambda one: one.cost)).cost > least:
@@ -160,7 +167,7 @@ def _unsure(found: Found, now: float) -> str:
     if f"{saved:.0%}" == f"{now:.0%}":
         return ""
     return (
-        f"a model that saves {saved:.0%} of {found.minimize}, not {now:.0%}, has a loss of {loss.mean:.2%}, which may "
+        f"a model that saves {saved:.0%} of {of}, not {now:.0%}, has a loss of {loss.mean:.2%}, which may "
         f"be up to {loss.bound:.2%} on {loss.samples} samples: more samples may allow it"
     )
 

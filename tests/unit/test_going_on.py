@@ -119,4 +119,7 @@ def test_a_search_says_where_more_samples_may_allow_more(means: tuple[float, flo
     found = Found(limit=0.01, minimize="macs", before=10.0, cost=8.0, crossed=False, tried=tried, chosen=2)
     note = more(replace(found, next_limit=0.04, next_cost=4.0))
     assert note.startswith(wanted)
+    assert " of latency in float, not " in more(
+        replace(found, minimize="latency", next_limit=0.04, next_cost=4.0), "int8"
+    )
     assert note.endswith("on 80 samples: more samples may allow it") is (min(means) < 0.007)
