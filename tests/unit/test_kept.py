@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -297,15 +298,21 @@ def test_the_model_of_latency_is_that_of_the_last_run(cache: Path, monkeypatch: 
 
 
 def noisy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which all times are different in every run; convolutions take most of it."""
+    """A machine on which each node has another pace in every run; convolutions take most of the time."""
     real, rng = profile._profiled, np.random.default_rng(0)
 
-    def timed(kernel: Kernel) -> Kernel:
-        ms = math.prod(kernel.gave) * rng.uniform(0.8, 1.2) * (1.0 if "Conv" in kernel.op else 0.01)
-        return dataclasses.replace(kernel, ms=ms)
-
     def times(*given: Any) -> tuple[Profile, ...]:
-        return tuple(Profile(kernels=tuple(map(timed, one.kernels)), ms=1.0) for one in real(*given))
+        pace: defaultdict[str, float] = defaultdict(lambda: 10 ** rng.uniform(-4, -2))
+
+        def timed(kernel: Kernel) -> Kernel:
+            ms = math.prod(kernel.gave) * pace[kernel.name] * (1.0 if "Conv" in kernel.op else 0.01)
+            return dataclasses.replace(kernel, ms=ms)
+
+        def whole(one: Profile) -> Profile:
+            kernels = tuple(map(timed, one.kernels))
+            return Profile(kernels=kernels, ms=sum(kernel.ms for kernel in kernels))
+
+        return tuple(map(whole, real(*given)))
 
     monkeypatch.setattr(profile, "_profiled", times)
 
