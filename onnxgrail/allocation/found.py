@@ -22,6 +22,7 @@ class Judged:
         agreement: counted agreement beside it: its measure, value, interval, and samples that would settle it.
         bare: number of samples in which neither model has anything to compare, such as a score above 0.1.
         alike: True if the original gives all samples the same class.
+        scale: factor of what `name` says, so that losses of all kinds mean as much.
     """
 
     output: str
@@ -34,6 +35,7 @@ class Judged:
     agreement: Mapping[str, Any]
     bare: int = 0
     alike: bool = False
+    scale: float = 1.0
 
     @property
     def scarce(self) -> str:
@@ -128,4 +130,5 @@ def judged_of(loss: Loss) -> Judged:
         agreement={**asdict(agreement), "settled_by": agreement.settled_by()},
         bare=loss.bare,
         alike=loss.alike,
+        scale=loss.scale,
     )

@@ -88,6 +88,7 @@ class Loss:
         agreement: counted agreement beside it.
         bare: number of samples in which neither model has anything to compare, such as a score above 0.1.
         alike: True if the original gives all samples the same class.
+        scale: factor of what `name` says, so that losses of all kinds mean as much.
     """
 
     output: str
@@ -100,6 +101,7 @@ class Loss:
     agreement: Agreement
     bare: int = 0
     alike: bool = False
+    scale: float = 1.0
 
 
 def losses_of(tally: Tally) -> tuple[Loss, ...]:
@@ -215,6 +217,7 @@ def _loss(table: Table, *, alone: bool) -> Loss:
         agreement=_agreement(verdict, len(values)),
         bare=bare,
         alike="one_class" in verdict.details,
+        scale=measure.scale,
     )
 
 

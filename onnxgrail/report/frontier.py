@@ -17,7 +17,7 @@ from onnxgrail.narrowing.frontier import Costs
 from onnxgrail.recipe.keywords import portion, read_as
 from onnxgrail.report.report import Saved
 from onnxgrail.report.result import Result
-from onnxgrail.report.summary import seen
+from onnxgrail.report.summary import loss_name, seen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ def measured(points: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
     """
     every = list(points)
     names = {"agreement" if loss["agreement"]["counted"] else loss["agreement"]["measure"] for loss in every}
-    of = (f"{loss['name']} of output {loss['output']}" if loss["output"] else loss["name"] for loss in every)
+    of = (loss_name(loss) + (f" of output {loss['output']}" if loss["output"] else "") for loss in every)
     count = every[0]["samples"]
     losses = " or ".join(dict.fromkeys(of))
     return names.pop() if len(names) == 1 else "agreement", f"{losses} on {count:,} sample{'s' * (count != 1)}"

@@ -126,7 +126,13 @@ def loss_text(loss: Mapping[str, Any]) -> str:
     of = f", output {loss['output']}" if loss["output"] else ""  # a metric judges all outputs
     bound = f"with 95 % confidence at most {loss['bound']:.2%}"
     bound = bound if math.isfinite(loss["bound"]) else "without a bound, as values are not finite"
-    return f"{loss['mean']:.2%} ({loss['name']}{of}), {bound}, on {loss['samples']} samples"
+    return f"{loss['mean']:.2%} ({loss_name(loss)}{of}), {bound}, on {loss['samples']} samples"
+
+
+def loss_name(loss: Mapping[str, Any]) -> str:
+    """Return what a loss is, with the factor that makes losses of all kinds mean as much."""
+    scale = loss.get("scale", 1)  # not in reports of earlier versions
+    return str(loss["name"]) if scale == 1 else f"{scale:g} x {loss['name']}"
 
 
 def outcome_text(outcome: Mapping[str, Any]) -> str:
