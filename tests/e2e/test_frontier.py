@@ -43,7 +43,7 @@ def found(model: Path) -> onnxgrail.Frontier:
 
 def test_all_outputs_that_decide_are_named(found: onnxgrail.Frontier) -> None:
     every = [dataclasses.asdict(point.loss) for point in found.points]
-    loss = {**every[0], "output": "c", "name": "share", "agreement": {"counted": False, "measure": "NMSE"}}
+    loss = {**every[0], "output": "c", "name": "share", "scale": 1, "agreement": {"counted": False, "measure": "NMSE"}}
     name = f"{every[0]['scale']:g} x {every[0]['name']} of output y"
     assert measured(every) == found.measured == ("agreement", f"{name} on 64 samples")
     assert measured([loss, *every]) == ("agreement", f"share of output c or {name} on 64 samples")

@@ -11,7 +11,7 @@ from onnxgrail.report.page.brief import BUDGETS
 from onnxgrail.report.page.html import drawing, figures
 from onnxgrail.report.page.html.markup import Child, Markup, el, join, name
 from onnxgrail.report.page.network import BlockRow, blocks_of, kinds_of, rows_of
-from onnxgrail.report.summary import SHARES, judged, loss_of
+from onnxgrail.report.summary import SHARES, judged, loss_name, loss_of
 
 ONCE = "measured once, no interval"
 
@@ -85,7 +85,7 @@ def _asked(data: Mapping[str, Any]) -> str:
         return f"for {budget['metric']} of at most {show(budget['limit'])}, achieved {show(budget['achieved'])}"
     if search:
         loss = loss_of(data)
-        told = "" if loss is None else f", measured {figures.error(loss['mean'])} ({loss['name']})"
+        told = "" if loss is None else f", measured {figures.error(loss['mean'])} ({loss_name(loss)})"
         return f"for a loss of at most {figures.error(search['limit'])}{told}"
     if model.get("asked_ratio") is None:
         return ""
