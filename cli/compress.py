@@ -202,7 +202,7 @@ def _allocated(data: Any) -> list[str]:
         option = f"--round-to {data['recipe']['round_to']}"
         lines.append(f"Widths rounded ({option}): {render.several(len(rounded), 'block')}, {more} than without")
     finer = Counter(row["multiple"] for row in narrowed if row["multiple"] < data["recipe"]["round_to"])
-    if finer:
+    if finer and not data["recipe"].get("widths"):
         steps = ", ".join(f"{render.several(times, 'block')} by {step}" for step, times in sorted(finer.items()))
         lines.append(f"Finer steps, where {data['recipe']['round_to']} is too coarse for a block or the total: {steps}")
     return lines

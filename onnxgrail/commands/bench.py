@@ -160,7 +160,8 @@ def bench(
             drawn = size if data is None else None
             batches = given(data, graphs[0], reading, Sampling(samples=drawn, batch_size=size, seed=seed))
             feed, samples = _filled(batches.first(), signature, size)
-            if samples != size:  # data or --input-shapes fix the number of samples
+            asked = input_shapes is None or tuple(batch_sizes) != (1,)
+            if samples != size and asked:  # data or --input-shapes fix the number of samples
                 notes.append(f"batches of {size} were asked for, the inputs hold {samples}")
             if any(row.batch_size == samples for row in rows):
                 continue

@@ -272,10 +272,10 @@ def _interface(ports: Sequence[Port], decision: Decision) -> str:
 def _unblocked(prepared: Prepared, recipe: Recipe, decision: Decision) -> str:
     """Return a note on convolutions that do not fill the last block of channels of ONNX Runtime's kernels.
 
-    A search knows what its widths cost, and so does a limit of time.
+    A search knows what its widths cost, and so does a limit of time. Given widths are the user's own.
     """
     convolved = [c for c in decision.changes if prepared.survey.convolved(c.block)]
-    known = decision.allocation.found is not None or recipe.target_latency is not None
+    known = decision.allocation.found is not None or recipe.target_latency is not None or recipe.widths is not None
     if not convolved or known or recipe.providers[0] not in CPU:
         return ""
     block = channel_block()

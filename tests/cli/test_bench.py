@@ -83,6 +83,8 @@ def test_a_batch_that_the_inputs_prescribe_is_told(folder):
     result = onnxgrail.bench(folder / "slim.onnx", batch_sizes=(4, 2), rounds=2, input_shapes={"x": (4, 16)})
     assert [row.batch_size for row in result.rows] == [4]
     assert result.notes[:2] == ("batches of 2 were asked for, the inputs hold 4", "inputs: x 4x16")
+    alone = onnxgrail.bench(folder / "slim.onnx", rounds=2, input_shapes={"x": (4, 16)})
+    assert not any("asked for" in note for note in alone.notes)
 
 
 def test_the_first_axis_of_a_state_is_no_batch_size(tmp_path):

@@ -16,7 +16,7 @@ import onnxgrail
 from onnxgrail.errors import NothingToCompressError, UsageError
 from onnxgrail.report.page.command import command_of
 from tests.command import run
-from tests.tiny import two_mlps
+from tests.tiny import tiny, two_mlps
 
 DATA = {"x": np.random.default_rng(0).standard_normal((48, 6)).astype(np.float32)}
 
@@ -43,6 +43,23 @@ def test_every_block_gets_its_width_and_others_stay(model: Path, names: list[str
     assert kept(both) == {names[0]: 5, names[1]: 11}
     one = onnxgrail.compress(model, tmp_path / "b.onnx", data=DATA, widths={names[1]: 7})
     assert kept(one) == {names[0]: 16, names[1]: 7}
+
+
+def test_given_widths_are_not_called_too_fine(model: Path, names: list[str], tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text(yaml.safe_dump({"widths": {names[0]: 12}}))
+    np.savez(tmp_path / "c.npz", **DATA)
+    text = run("apply", tmp_path / "w.yaml", model, tmp_path / "o.onnx", "--data", tmp_path / "c.npz").stdout
+    assert "Written: " in text
+    assert "Finer steps" not in text
+    convs = tiny(
+        "float[N,3,6,6] x => float[N,4,6,6] y",
+        "h = Conv(x, a)\nr = Relu(h)\ny = Conv(r, b)",
+        {"a": (32, 3, 1, 1), "b": (4, 32, 1, 1)},
+    )
+    pixels = {"x": np.random.default_rng(0).standard_normal((48, 3, 6, 6)).astype(np.float32)}
+    block = onnxgrail.inspect(ir.to_proto(convs)).blocks[0]["name"]
+    result = onnxgrail.compress(ir.to_proto(convs), data=pixels, widths={block: 20}, latency=False)
+    assert not any("another --ratio" in note or "--round-to" in note for note in result.report.data["notes"])
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".json", ".onnx", "report"])

@@ -126,6 +126,18 @@ def test_layers_and_matrices_are_chosen_by_name() -> None:
     assert weights(grasp_layers="head", grasp_retain=0.5) == {"head"}
 
 
+def test_matrices_of_no_layer_are_named_where_all_layers_are_meant() -> None:
+    told = "2 matrices are in no layer: --grasp-layers all --include '.*' has them, too"
+    assert told in grasped(mlp(3, 16), grasp_layers="all").report.data["notes"]
+    plain = tiny(
+        "float[N,5] x => float[N,4] y", "h = MatMul(x, v)\nr = Relu(h)\ny = MatMul(r, w)", {"v": (5, 16), "w": (16, 4)}
+    )
+    with pytest.raises(onnxgrail.NothingToCompressError, match="no residual layer") as caught:
+        grasped(plain, grasp_layers="all")
+    assert caught.value.hint == told
+    assert grasped(plain, grasp_layers="all", include=".*").report.data["methods"]["grasp"]["matrices"]
+
+
 def test_directions_that_matter_to_the_data_and_a_fit_behind_them_come_closer() -> None:
     model, fresh = mlp(3, 24, features=12), data(seed=5)
     errors = {

@@ -42,6 +42,13 @@ class Candidates:
         inside = {m.weight: m.inputs * m.outputs for layer in self.layers for m in self.matrices[layer.name]}
         return sum(inside.values())
 
+    @property
+    def left_out(self) -> str:
+        """Return how many matrices are in no layer, and what includes them; empty if there are none."""
+        count = len(self.matrices[OUTSIDE])
+        some, them = ("1 matrix is", "it") if count == 1 else (f"{count} matrices are", "them")
+        return f"{some} in no layer: --grasp-layers all --include '.*' has {them}, too" if count else ""
+
     def saves(self, layer: str, retain: float) -> int:
         """Return the number of parameters that a layer's matrices save."""
         sizes = ((m.inputs, m.outputs) for m in self.matrices[layer])
@@ -112,8 +119,9 @@ def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe) -
     if asked is None:
         return _by_ratio(found, by_redundancy, recipe)
     if asked == ALL:
-        outside = [OUTSIDE] if recipe.include is not None else []
-        return _in_order(found, {name: found.matrices[name] for name in [*able, *outside]})
+        if recipe.include is not None:
+            return _in_order(found, found.matrices)
+        return _in_order(found, {name: found.matrices[name] for name in able}, tuple(filter(None, (found.left_out,))))
     count = whole(asked)
     if count is not None:
         if not able:

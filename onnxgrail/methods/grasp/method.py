@@ -99,7 +99,8 @@ def _nothing(
     if recipe.method == ("grasp",) and not recipe.keeps_everything:
         reasons = "; ".join(dict.fromkeys(r.reason for r in refusals))
         what = "no residual layer with a weight matrix" if not layers else "no matrix that can be replaced"
-        raise NothingToCompressError(f"nothing could be compressed: the model has {what}{reasons and f' ({reasons})'}")
+        text = f"nothing could be compressed: the model has {what}{reasons and f' ({reasons})'}"
+        raise NothingToCompressError(text, hint=found.left_out)
     return Applied(entry=_entry(recipe, found, layers), refusals=tuple(refusals), notes=notes)
 
 
