@@ -20,6 +20,7 @@ from onnxgrail.calibration.observe import observe, probe_feed
 from onnxgrail.calibration.runtime.session import Session, Setup, open_session
 from onnxgrail.core import Array, Feed
 from onnxgrail.errors import ModelError, StoppedError
+from onnxgrail.graph.attributes import NCHWC
 from onnxgrail.graph.flatten.branches import Route, resolved, unfolded
 from onnxgrail.graph.flatten.known import store_parts
 from onnxgrail.graph.flatten.taps import tapped
@@ -28,6 +29,10 @@ from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.trace.facts import Facts, constants
 
 Maker = Callable[[], Feed]
+BLOCKED = (
+    "ONNX Runtime has optimized this file for one processor, and others have blocks of other sizes: give the file as "
+    "it was before"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -110,11 +115,11 @@ def look(model: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:
         return Seen(model=model, feed=small, facts=see(small) if store_parts(model, facts) else facts)
     except ModelError as error:
         if all(np.array_equal(small[name], first[name]) for name in small):
-            raise _explained(error, batches) from error
+            raise _explained(error, model, batches) from error
     try:
         seen = Seen(model=model, feed=first, facts=see(first))
     except ModelError as error:
-        raise _explained(error, batches) from error
+        raise _explained(error, model, batches) from error
     model.meta[WHOLE] = seen.whole or seen.is_one
     return seen
 
@@ -153,10 +158,12 @@ def _passing_over() -> Iterator[None]:
         pass
 
 
-def _explained(error: ModelError, batches: Batches) -> ModelError:
+def _explained(error: ModelError, model: ir.Model, batches: Batches) -> ModelError:
     if error.hint:  # it failed before any input was read
         return error
-    return type(error)(str(error), hint=batches.hint or "The model must run before it can be compressed")
+    blocked = any(node.domain == NCHWC for node in model.graph)
+    hint = BLOCKED if blocked else batches.hint or "The model must run before it can be compressed"
+    return type(error)(str(error), hint=hint)
 
 
 def _look_along(flat: ir.Model, batches: Batches, providers: Sequence[str]) -> Seen:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgrail.core import Array
 
 MICROSOFT = "com.microsoft"  # domain of the operators that ONNX Runtime adds
+NCHWC = "com.microsoft.nchwc"  # of those on blocks of channels, as many as suit the processor
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 BIASED, BIAS = ("Conv", "ConvTranspose", "Gemm"), 2  # layers with a bias, and its slot
 LAYOUTS = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})  # of as many numbers

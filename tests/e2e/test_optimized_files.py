@@ -25,9 +25,9 @@ BODY = """
 WEIGHTS = {"w0": (64, 32, 3, 3), "b0": (64,), "w1": (64, 64, 3, 3), "b1": (64,), "w2": (1024, 40), "b2": (40,)}
 
 
-def optimized(path: Path) -> Path:
+def optimized(path: Path, body: str = BODY) -> Path:
     """A file with the blocked layout of this machine."""
-    model = tiny("float[N,32,4,4] x => float[N,40] y", BODY, WEIGHTS)
+    model = tiny("float[N,32,4,4] x => float[] y", body, {name: WEIGHTS[name] for name in WEIGHTS if name in body})
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(path)
     options.log_severity_level = 4
@@ -47,3 +47,12 @@ def test_blocked_layers_stay_in_float(options: dict[str, object], tmp_path: Path
     (output,) = onnxgrail.compare(given, tmp_path / "small.onnx", data=data).outputs
     assert output.nmse < 1e-2
     assert result.report.data["quantization"]["bytes_after"] < given.stat().st_size
+
+
+def test_a_file_of_another_processor_says_so(tmp_path: Path) -> None:
+    model = onnx.load(optimized(tmp_path / "given.onnx", BODY.partition("f = ")[0] + "y = Sigmoid(p)"))
+    last = next(node for node in model.graph.node if node.op_type == "ReorderOutput")
+    next(a for a in last.attribute if a.name == "channels").i = 72  # as if blocks were longer
+    data = {"x": np.zeros((16, 32, 4, 4), np.float32)}
+    with pytest.raises(onnxgrail.ModelError, match="optimized this file for one processor"):
+        onnxgrail.compress(model, data=data, ratio=0.3)

@@ -5,7 +5,7 @@ So are convolutions that ONNX Runtime has converted to a processor-specific layo
 
 from __future__ import annotations
 
-from onnxgrail.graph.attributes import MICROSOFT
+from onnxgrail.graph.attributes import MICROSOFT, NCHWC
 from onnxgrail.graph.ops.layers.linear import linear
 from onnxgrail.graph.ops.rule import narrow, refused, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
@@ -14,7 +14,6 @@ from onnxgrail.graph.trace.labels import Mark
 
 COMPRESS_FIRST = "its numbers are integers fused into the operator: compress the float model, then quantize it"
 BLOCKED = "it is in ONNX Runtime's own blocked layout: compress the file before optimizing it offline"
-NCHWC = "com.microsoft.nchwc"
 ONE_RANGE = "dynamic quantization takes one range over all channels: compress the float model, then quantize it"
 WEIGHTS = {  # op -> operand that holds the weight, axis of its outputs
     "QLinearConv": (3, 0),
