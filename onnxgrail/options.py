@@ -16,6 +16,8 @@ INNER: tuple[Kind, ...] = ("qk", "vo")
 """Kinds of channels inside attention heads."""
 WEIGHTS = {"int4": 4, "int8-weights": 8}
 """Bits of matrices by kind of quantization, for the kinds that store only weights in a few bits."""
+EIGHT = ("int8", "int8-dynamic")
+"""Kinds of quantization in which layers compute in 8 bits."""
 WITHOUT_DATA = ("fp16", "int8-dynamic")
 """Kinds of quantization that fit nothing to data."""
 CONTENTS = ("classes", "scores", "values", "embedding", "nothing")

@@ -15,7 +15,6 @@ from onnxgrail.allocation.found import Judged
 from onnxgrail.calibration import quantize
 from onnxgrail.calibration.both import Pair, run_both
 from onnxgrail.calibration.prepared import Prepared
-from onnxgrail.calibration.quantize.form import EIGHT
 from onnxgrail.core import Recipe
 from onnxgrail.fidelity import Fidelity, entries
 from onnxgrail.finishing.by_tool import quantised_by_tool
@@ -29,7 +28,7 @@ from onnxgrail.narrowing.bits.rounding import Bits, rounded
 from onnxgrail.narrowing.bits.sides import Guide
 from onnxgrail.narrowing.bits.speed import slow_weights
 from onnxgrail.narrowing.decide import Decision
-from onnxgrail.options import WEIGHTS, WITHOUT_DATA
+from onnxgrail.options import EIGHT, WEIGHTS, WITHOUT_DATA
 from onnxgrail.search.candidates import loss_of
 
 LITTLE = 0.9  # share of the bytes that is left from which quantization was hardly worth it

@@ -24,7 +24,7 @@ from onnxgrail.graph.notes import note_bytes
 from onnxgrail.graph.rewrite.caches import RANK
 from onnxgrail.graph.rewrite.interface import Port
 from onnxgrail.narrowing.decide import Decision
-from onnxgrail.options import WEIGHTS
+from onnxgrail.options import EIGHT, WEIGHTS
 from onnxgrail.recipe.selection import named
 from onnxgrail.recipe.table import FIELDS
 from onnxgrail.recipe.table.option import spelled
@@ -32,7 +32,6 @@ from onnxgrail.registry import REDUCERS
 
 LITTLE = 0.01  # share of what a search minimizes, below which it has saved next to nothing
 NOTED = 2**10  # bytes of notes from which a report tells that they are gone
-COMPUTED = ("int8", "int8-dynamic")  # quantization that changes the time of layers
 LIKELY = 0.7  # mean loss, as a share of the limit, with which more samples may bring the bound below it
 MUCH = 1.3  # times what is saved now
 FEW = 16  # samples below which a bound of a loss is loose
@@ -149,7 +148,7 @@ def more(found: Found | None, kind: str = "none") -> str:
     if found is None or found.next_cost is None or found.next_limit is None:
         return ""
     now, then = (1 - cost / found.before for cost in (found.cost, found.next_cost))
-    of = f"{found.minimize} in float" if found.minimize == "latency" and kind in COMPUTED else found.minimize
+    of = f"{found.minimize} in float" if found.minimize == "latency" and kind in EIGHT else found.minimize
     if unsure := _unsure(found, now, of):
         return unsure
     if then < MUCH * now or f"{then:.0%}" == f"{now:.0%}":

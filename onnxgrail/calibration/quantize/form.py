@@ -19,8 +19,8 @@ from onnxgrail.core import Feed, Recipe
 from onnxgrail.errors import ModelError
 from onnxgrail.graph.io.likeness import like
 from onnxgrail.graph.io.opset import opset_of, raised
+from onnxgrail.options import EIGHT
 
-EIGHT = ("int8", "int8-dynamic")
 FEW = 32  # samples by which ranges are narrowed
 
 

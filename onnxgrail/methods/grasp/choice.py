@@ -121,7 +121,7 @@ def choose(found: Candidates, redundancy: Mapping[str, float], recipe: Recipe) -
     if asked == ALL:
         if recipe.include is not None:
             return _in_order(found, found.matrices)
-        return _in_order(found, {name: found.matrices[name] for name in able}, tuple(filter(None, (found.left_out,))))
+        return _in_order(found, {name: found.matrices[name] for name in able}, (found.left_out,))
     count = whole(asked)
     if count is not None:
         if not able:
