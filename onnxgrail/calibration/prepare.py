@@ -16,16 +16,15 @@ from onnxgrail.calibration.feeds.judging import HeldOut, check_halves, words_of
 from onnxgrail.calibration.feeds.kept import trimmed
 from onnxgrail.calibration.metric import Function, metric_of
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.repaired import surveyed
 from onnxgrail.calibration.runtime.wording import shapes_of
 from onnxgrail.calibration.shapes.suiting import suited, told
 from onnxgrail.calibration.supply import drawn, ran_whole, supplied
 from onnxgrail.errors import ModelError, OnnxGrailError, StoppedError, UsageError
-from onnxgrail.graph.fittable.scales import widened
 from onnxgrail.graph.flatten.direct import direct
 from onnxgrail.graph.io.interop import from_any
 from onnxgrail.graph.io.mapped import unchanged
 from onnxgrail.graph.io.model_file import load
-from onnxgrail.graph.trace.tracer import trace
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
 from onnxgrail.options import MAX_LOSS, Recipe
@@ -80,12 +79,11 @@ def prepare(
     if recipe.max_loss is not None and held is None:
         check_halves(batches)
     with clock.stage("trace"), unchanged(model):
-        survey = trace(seen.model, seen.facts, interface=recipe.kv_io)
-        survey = survey if recipe.norms == "none" else widened(seen.model, survey)
+        found, survey = surveyed(seen.model, seen.facts, recipe, synthetic=batches.synthetic)
         survey = replace(survey, refusals=(*survey.refusals, *refusals))
     return Prepared(
         path=path_of(source),
-        model=seen.model,
+        model=found,
         unlisted=unlisted,
         batches=batches,
         survey=survey,
@@ -94,7 +92,7 @@ def prepare(
         asked=words_of(held_out) if held is None else held.asked,
         routes=seen.routes,
         metric=None if metric is None else metric_of(metric),
-        whole=None if whole is model else whole,
+        whole=None if whole is model and found is seen.model else whole,
         trimmed=tables,
     )
 

@@ -20,6 +20,7 @@ from onnxgrail.calibration.runtime.latency import single
 from onnxgrail.core import Array, Bools, Floats
 from onnxgrail.graph.cost import counting
 from onnxgrail.graph.cost.spare import needed, pairs_of, paying
+from onnxgrail.graph.fittable.means import as_means
 from onnxgrail.graph.flatten.branches import Route, folded
 from onnxgrail.graph.flatten.direct import NOTHING, Unlisted, relisted
 from onnxgrail.graph.io.model_file import copy
@@ -27,6 +28,7 @@ from onnxgrail.graph.rewrite.caches import shown, without_matrices
 from onnxgrail.graph.rewrite.decisions import apply
 from onnxgrail.graph.rewrite.interface import between, changed, fit, note
 from onnxgrail.graph.rewrite.rows import Trimmed
+from onnxgrail.graph.rotate.marked import MEAN
 from onnxgrail.graph.rotate.restore import restore
 from onnxgrail.graph.trace.survey import Ledger, Survey, named_as
 
@@ -52,7 +54,7 @@ class Prepared:
         unrotated: the model before its residual streams, tables and heads were rotated; None if they were not.
         bases: of the rotated streams, tables and heads, by name.
         again: returns the model with only some of these bases.
-        whole: the model before its tables lost rows; None if they lost none.
+        whole: the model before its tables lost rows and means became products; None if neither happened.
         trimmed: the tables that lost rows.
     """
 
@@ -101,7 +103,12 @@ class Prepared:
             (table, math.prod(shapes[head]) * shapes[table.table][-1]) for table in self.trimmed for head in table.heads
         ]
         more = sum(macs // table.rows_after * (table.rows_before - table.rows_after) for table, macs in sizes)
-        return counting.macs(first.model, first.survey) + more
+        means = [node for node in first.model.graph if MEAN in node.metadata_props]  # no products in the file
+        return (
+            counting.macs(first.model, first.survey)
+            + more
+            - sum(counting.node_macs(n, first.survey, None) for n in means)
+        )
 
     @property
     def samples(self) -> int:
@@ -193,6 +200,7 @@ def narrowed(prepared: Prepared, ledger: Ledger) -> ir.Model:
     slim = copy(prepared.model)
     apply(slim.graph, prepared.survey, ledger)
     note(slim, [*changed(prepared.model, prepared.survey, ledger.dead), *without_matrices(slim)])
+    as_means(slim)
     restore(slim)
     return folded(slim)
 

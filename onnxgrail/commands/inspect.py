@@ -99,7 +99,7 @@ def _inspected(prepared: Prepared, path: Path, recipe: Recipe, forms: Mapping[st
         forms: the model with blocks of other kinds.
     """
     given, every = prepared.baseline, forms["rank"]
-    params, macs = counting.parameters(given.model), counting.macs(given.model, given.survey)
+    params, macs = counting.parameters(prepared.original), prepared.macs
     size = bytes_on_disk(given.model, path) if path.exists() else len(to_bytes(prepared.given, run=False))
     shares: dict[str, dict[str, float]] = {}
     for kind in (*KINDS, "all"):

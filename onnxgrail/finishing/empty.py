@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from onnxgrail.allocation.found import Found, Judged, rounded_up
 from onnxgrail.calibration.prepared import Prepared
+from onnxgrail.calibration.repaired import needs_option
 from onnxgrail.core import Block, Recipe, Refusal
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.finishing.ship import outgrown
@@ -14,7 +15,6 @@ from onnxgrail.finishing.shipped import Shipped
 from onnxgrail.job.places import Places
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.decide import Decision
-from onnxgrail.narrowing.rotation import needs_option
 from onnxgrail.options import Metric
 from onnxgrail.report.build import report_of
 from onnxgrail.report.notes import empty_caches, fewer_bits

@@ -13,16 +13,17 @@ from onnxgrail.allocation.measures import Measure, measure_of
 from onnxgrail.allocation.statistics import NO_FILES
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.core import Block, Refusal
-from onnxgrail.graph.bits.plan import NONE
 from onnxgrail.machine.job import Job
 from onnxgrail.narrowing.ready import ready
 from onnxgrail.narrowing.searching import dense_of, limit_of, narrow_of, serves_twice, task_of
+from onnxgrail.options import Metric
 from onnxgrail.recipe import selection
 from onnxgrail.search.bits import cost_of
 from onnxgrail.search.candidates import Task
 from onnxgrail.search.latency import modeled
 from onnxgrail.search.points import Spot, spots_of
 
+COUNTED: tuple[Metric, ...] = ("params", "macs", "size")
 WIDTHS = "latency is that of the widths: fewer bits may be slower or faster"
 
 
@@ -80,23 +81,28 @@ def line_of(prepared: Prepared, job: Job, count: int) -> Line:
     some = bool(blocks or rungs)
     spots, crossed = spots_of(_task(prepared, job, blocks, cost, rungs), count) if some else ((), False)
     full = {b.name: b.units for b in blocks}
-    every = _costs(prepared, latency, rungs, [(full, NONE), *((spot.widths, spot.bits) for spot in spots)])
     return Line(
         chosen=chosen,
         refusals=refusals,
-        before=every[0],
+        before=_before(prepared, None if latency is None else latency(full)),
         spots=spots,
-        costs=every[1:],
+        costs=_costs(prepared, latency, rungs, [(spot.widths, spot.bits) for spot in spots]),
         crossed=crossed,
         note="; ".join(filter(None, (note, WIDTHS if rungs else why))),
     )
+
+
+def _before(prepared: Prepared, latency: float | None) -> Costs:
+    """Return the costs of the model as it was read."""
+    params, macs, size = (round(measure_of(prepared, metric).given) for metric in COUNTED)
+    return Costs(params=params, macs=macs, bytes=size, latency_ms=latency)
 
 
 def _costs(
     prepared: Prepared, latency: Measure | None, rungs: Sequence[Rung], every: Sequence[tuple[Mapping[str, int], Bits]]
 ) -> tuple[Costs, ...]:
     """Return the costs at several widths and bits, as counting predicts them; a latency is that of the widths."""
-    params, macs, size = (measure_of(prepared, metric) for metric in ("params", "macs", "size"))
+    params, macs, size = (measure_of(prepared, metric) for metric in COUNTED)
     return tuple(
         Costs(
             params=round(params(widths)),

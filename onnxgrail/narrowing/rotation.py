@@ -10,7 +10,6 @@ from itertools import islice
 
 import numpy as np
 
-from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.algebra.rotation import (
     Moments,
     basis_of,
@@ -26,6 +25,7 @@ from onnxgrail.allocation.losses import measures
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.proof import unchanged
+from onnxgrail.calibration.repaired import DATA, NEEDS, needs_option, repairs, surveyed, unlike
 from onnxgrail.calibration.streaming import in_order, in_original
 from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.flatten.branches import folded
@@ -47,20 +47,7 @@ AGAIN = 2  # models with some of the bases that are kept in memory, for the next
 COUNTED = ("heads", "mlp")  # kinds of heads, and of the values of a single one
 DIFFERS = "in another basis, the model gives other numbers"
 ENDLESS = "no basis follows from its weights: numbers in them or in their squares are NaN or infinite"
-OPTIONS = (f"--compensate {BEST}", "--reducer prune", "--method grail")  # those with which bases change
-NEEDS = "it is narrowed with {} only"
 WHOLE = "it keeps all channels: what other blocks lose costs less"
-
-
-def rotates(recipe: Recipe) -> bool:
-    """Return True if a recipe narrows streams in a basis of their own, so that fits repair what reads them."""
-    return not _unlike(recipe) and not recipe.keeps_everything and not recipe.only_bits
-
-
-def _unlike(recipe: Recipe) -> str:
-    """Return the first option without which a basis stays, and which a recipe does not have; '' if there is none."""
-    has = (recipe.compensate == BEST, recipe.reducer == "prune", recipe.method == ("grail",))
-    return next((option for option, there in zip(OPTIONS, has, strict=True) if not there), "")
 
 
 def _kinds(prepared: Prepared, recipe: Recipe) -> list[Kind]:
@@ -115,14 +102,14 @@ def rotated(prepared: Prepared, job: Job) -> Prepared:
 def turnable(prepared: Prepared, recipe: Recipe) -> Rotatable | None:
     """Find what a recipe turns; None if it turns nothing, or there are no data."""
     kinds = _kinds(prepared, recipe)
-    if prepared.batches.synthetic or not rotates(recipe) or not kinds:
+    if prepared.batches.synthetic or not repairs(recipe) or not kinds:
         return None
     return _rotatable(prepared, recipe, kinds, measures=measures(prepared, recipe))
 
 
 def _untold(prepared: Prepared, recipe: Recipe) -> Prepared:
     """Return a model that keeps its bases because of its data or an option, with this as the reason for its streams."""
-    needs = "--data" if prepared.batches.synthetic else _unlike(recipe)
+    needs = DATA if prepared.batches.synthetic else unlike(recipe)
     if not needs or not (kinds := _kinds(prepared, recipe)):
         return prepared
     found = _rotatable(prepared, recipe, kinds, measures=measures(prepared, recipe))
@@ -136,7 +123,7 @@ def _normed(found: Rotatable) -> list[str]:
 
 def with_unasked(prepared: Prepared, recipe: Recipe) -> Prepared:
     """Return a model with the reason for its streams if `--blocks` leaves them out."""
-    if "stream" in recipe.blocks or prepared.batches.synthetic or not rotates(recipe):
+    if "stream" in recipe.blocks or prepared.batches.synthetic or not repairs(recipe):
         return prepared
     found = _found(prepared, recipe, ["stream"], None)
     return _left_alone(prepared, found, _normed(found), NEEDS.format("--blocks stream"))
@@ -213,7 +200,10 @@ def _found(prepared: Prepared, recipe: Recipe, kinds: Collection[Kind], names: C
 
 
 def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
-    """Return the model with everything that a recipe would turn marked as turned, to count what it holds."""
+    """Return the model as it is narrowed with data, everything in it marked as turned, to count what it holds."""
+    if any(map(needs_option, prepared.survey.refusals)):  # means stay for want of data
+        model, survey = surveyed(prepared.model, prepared.survey.facts, recipe, synthetic=False)
+        prepared = replace(prepared, model=model, survey=survey, whole=prepared.original)
     found = _rotatable(prepared, recipe, _turned(recipe), measures=True)
     bases = {name: np.eye(one.width) for name, one in found.streams.items()}
     bases |= {name: one.same for name, one in found.heads.items()}
@@ -223,11 +213,6 @@ def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
 def kept_whole(prepared: Prepared) -> list[Refusal]:
     """Return why some heads keep all channels inside."""
     return [refusal for refusal in prepared.survey.refusals if refusal.reason in REASONS]
-
-
-def needs_option(refusal: Refusal) -> bool:
-    """Return True if channels stay because of an option or for want of data."""
-    return refusal.reason in {NEEDS.format(option) for option in ("--data", "--blocks stream", *OPTIONS)}
 
 
 def with_needed(prepared: Prepared, names: Collection[str], recipe: Recipe) -> Prepared:

@@ -67,7 +67,7 @@ def report_of_fit(prepared: Prepared, job: Job, small: ir.Model, made: Fitted) -
     reference = {
         "path": str(path or "model"),
         "sha256": None if path is None else sha256(path),
-        "params": counting.parameters(prepared.model),
+        "params": counting.parameters(prepared.original),
         "outputs_before": [] if before is None else plain(before.outputs),
         "held_out_before": plain(((before and before.held_out) or {}).get("outputs", ())),
     }

@@ -18,6 +18,7 @@ RANK = "onnxgrail.rank"  # metadata key of the second of two convolutions that w
 SECOND = "/rank"  # ending of the name of that one's weight, after the name of the first one's
 CACHED = "onnxgrail.cache"  # metadata key of a node between a cache and heads; the value tells which cache
 MADE = "onnxgrail.made"  # metadata key of a node that repeats or scales a constant to channels; it tells which one
+MEAN = "onnxgrail.mean"  # metadata key of a product with equal weights that was a mean over channels
 PICKED = "onnxgrail.picked"  # metadata key of a node that reads a table of positions for the channels that stay
 
 

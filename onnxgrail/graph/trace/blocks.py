@@ -14,9 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import INNER, Block, Ints, Kind, Probe, Refusal, Role, Slot
+from onnxgrail.graph.attributes import name_of
 from onnxgrail.graph.flatten.inner import layers_inside
 from onnxgrail.graph.notes import common_scope, scope
-from onnxgrail.graph.rotate.marked import INSIDE, LINEAR, MARK, is_cached, is_rotated
+from onnxgrail.graph.rotate.marked import INSIDE, LINEAR, MARK, MEAN, is_cached, is_rotated
 from onnxgrail.graph.trace.facts import key
 from onnxgrail.graph.trace.flow import ONE, Flow, Use
 from onnxgrail.graph.trace.labels import TIED, Mark, cause
@@ -45,6 +46,7 @@ def group(flow: Flow, model: ir.Model) -> Survey:
     params = _params(flow)
     entries = _entries(flow, params)
     order = {key(node): position for position, node in enumerate(model.graph)}
+    means = {name_of(node, 1) for node in model.graph if MEAN in node.metadata_props}  # each writes one channel only
     nodes = {key(node): node for node in model.graph}
     kinds, ranked = _kinds(flow), _ranked(flow)
     places = {root: place for place, root in enumerate(ranked)}
@@ -67,7 +69,8 @@ def group(flow: Flow, model: ir.Model) -> Survey:
         if stuck is not None:
             made = [m.roots for m in members if m.role == "producer"]
             first = next(m for m in members if m.role == "producer")
-            refusals.append(dataclasses.replace(cause(stuck, made, ties), value=first.value, position=None))
+            if first.value not in means:
+                refusals.append(dataclasses.replace(cause(stuck, made, ties), value=first.value, position=None))
             continue
         roots.sort(key=lambda root: places.get(root, root))
         ids = np.arange(count, count + len(roots))
