@@ -19,6 +19,7 @@ from onnxgrail.calibration.stream.relay import in_pieces
 from onnxgrail.core import Array, Block, Bools, Feed
 from onnxgrail.errors import ModelError, RewriteError
 from onnxgrail.graph.cuts.steps import Step, can_try, compared, handed, held, led, squashed, steps, tried_name
+from onnxgrail.graph.fittable.hidden import leave_out
 from onnxgrail.graph.io.mapped import discard
 from onnxgrail.graph.io.serial import pack
 from onnxgrail.graph.rewrite import weights
@@ -225,6 +226,7 @@ def _masked(trial: Trial, blocks: Sequence[Block], dead: Bools) -> ir.Model:
             arrays[slot.param] = weights.put(array, model.graph.initializers.get(slot.initializer))
     masked = model.clone()
     apply(masked.graph, survey, Ledger(dead=np.zeros_like(dead), arrays=arrays))
+    leave_out(masked, survey, dead)
     return masked
 
 

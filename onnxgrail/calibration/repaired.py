@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxgrail.algebra.fit.compensate import BEST
 from onnxgrail.core import Recipe, Refusal
-from onnxgrail.graph.fittable.means import traced
+from onnxgrail.graph.fittable.mixed import Lacks, traced
 from onnxgrail.graph.fittable.scales import widened
 from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Survey
@@ -46,6 +46,8 @@ def surveyed(model: ir.Model, facts: Facts, recipe: Recipe, *, synthetic: bool) 
     if recipe.keeps_everything or recipe.only_bits or "grail" not in recipe.method:
         survey = trace(model, facts, interface=recipe.kv_io)
     else:
-        needs = DATA if synthetic else REPAIR if recipe.compensate == "none" else ""
-        model, survey = traced(model, facts, interface=recipe.kv_io, without=NEEDS.format(needs) if needs else "")
+        means = DATA if synthetic else REPAIR if recipe.compensate == "none" else ""
+        norms = DATA if synthetic else unlike(recipe)
+        lacks = Lacks(*(needs and NEEDS.format(needs) for needs in (means, norms)))
+        model, survey = traced(model, facts, lacks, interface=recipe.kv_io)
     return model, survey if recipe.norms == "none" else widened(model, survey)

@@ -19,6 +19,7 @@ SECOND = "/rank"  # ending of the name of that one's weight, after the name of t
 CACHED = "onnxgrail.cache"  # metadata key of a node between a cache and heads; the value tells which cache
 MADE = "onnxgrail.made"  # metadata key of a node that repeats or scales a constant to channels; it tells which one
 MEAN = "onnxgrail.mean"  # metadata key of a product with equal weights that was a mean over channels
+LEFT = "onnxgrail.left"  # metadata key of a mean or a normalization over the channels that stay
 PICKED = "onnxgrail.picked"  # metadata key of a node that reads a table of positions for the channels that stay
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxgrail.graph.attributes import number
 from onnxgrail.graph.ops.rule import narrow, refused, rule
 from onnxgrail.graph.ops.tensors.cut import Cut
-from onnxgrail.graph.rotate.marked import INSIDE, PLAIN, is_rotated
+from onnxgrail.graph.rotate.marked import INSIDE, LEFT, PLAIN, is_rotated
 from onnxgrail.graph.trace.flow import Site
 from onnxgrail.graph.trace.labels import Mark
 
@@ -19,7 +19,9 @@ MIXED = "it mixes the whole channel axis, so the width after it is fixed"
 
 
 def mix(site: Site, marks: tuple[Mark, ...], axes: set[int], reason: str = MIXED) -> list[Mark]:
-    """Return the marks after tying everything along the given axes."""
+    """Return the marks after tying everything along the given axes, or without these if what stays is mixed."""
+    if LEFT in site.node.metadata_props:
+        return [m for m in marks if not axes & set(m.axes)]
     tied = (site.tie(m, sorted(axes), reason) if axes & set(m.axes) else m for m in marks)
     return [m for m in tied if m is not None]
 
@@ -29,7 +31,7 @@ def mix(site: Site, marks: tuple[Mark, ...], axes: set[int], reason: str = MIXED
     "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin",
 )  # fmt: skip
 def reduce(site: Site) -> None:
-    """Tie the reduced axes; pass the others."""
+    """Tie the reduced axes, except of means where fits repair them; pass the others."""
     rank = len(site.shape(0))
     if site.node.op_type.startswith("Arg"):
         axes = {int(site.attribute("axis", 0)) % rank}
@@ -77,11 +79,16 @@ def lp_normalisation(site: Site) -> None:
 
 @rule("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 def layer_normalisation(site: Site) -> None:
-    """Tie the normalized axes; pass the leading axes (heads under a query norm)."""
+    """Tie the normalized axes, except of hidden channels where fits repair them; pass the leading axes (heads)."""
     rank = len(site.shape(0))
     axis = int(site.attribute("axis", -1)) % rank
     if is_rotated(site.node):
         _rotated(site, axis)
+        return
+    if LEFT in site.node.metadata_props:
+        for mark in (mark for mark in site.marks(0) if axis in mark.axes):
+            _parameters(site, mark, axis, range(1, len(site.node.inputs)))
+        site.emit(site.marks(0))
         return
     passing = mix(site, site.marks(0), set(range(axis, rank)))
     for output in range(len(site.node.outputs)):
@@ -101,15 +108,15 @@ def _rotated(site: Site, axis: int) -> None:
 
 @narrow(PLAIN)
 def narrow_rotated(cut: Cut) -> None:
-    """Enlarge epsilon by as much as the mean over fewer channels is larger; the gain grows by the root of that."""
+    """Enlarge epsilon after a rotation by as much as the mean over fewer channels is larger; the gain by its root."""
     stays = cut.alive(cut.input_name(0)).get(len(cut.shape(cut.input_name(0))) - 1)
-    if stays is not None:
+    if stays is not None and is_rotated(cut.node):
         cut.node.attributes["epsilon"] = ir.AttrFloat32("epsilon", number(cut.node, "epsilon") / stays.mean())
 
 
-def _parameters(site: Site, mark: Mark, operands: Iterable[int]) -> None:
-    """Cut these operands, with one value per channel, with the channels."""
-    labels = site.collapse(mark, 1)
+def _parameters(site: Site, mark: Mark, axis: int, operands: Iterable[int]) -> None:
+    """Cut these operands, with one value per channel of an axis, with the channels."""
+    labels = site.collapse(mark, axis)
     for k in operands:
         site.passenger(k, labels, PARAMETERS)
 
@@ -119,7 +126,7 @@ def batch_normalisation(site: Site) -> None:
     """Pass axis 1; cut scale, bias, mean and variance."""
     for mark in site.marks(0):
         if 1 in mark.axes:
-            _parameters(site, mark, range(1, 5))
+            _parameters(site, mark, 1, range(1, 5))
     site.emit(site.marks(0))
 
 
@@ -127,10 +134,11 @@ def batch_normalisation(site: Site) -> None:
 def instance_normalisation(site: Site) -> None:
     """Pass axis 1 with scale and bias; tie the spatial axes, so the groups of a group norm stay whole."""
     rank = len(site.shape(0))
-    passing = mix(site, site.marks(0), set(range(2, rank)))
+    left = LEFT in site.node.metadata_props
+    passing = [*site.marks(0)] if left else mix(site, site.marks(0), set(range(2, rank)))
     for mark in passing:
         if 1 in mark.axes:
-            _parameters(site, mark, (1, 2))
+            _parameters(site, mark, 1, (1, 2))
     site.emit(passing)
 
 
@@ -143,7 +151,8 @@ def group_normalisation(site: Site) -> None:
             continue
         labels = site.collapse(mark, 1)
         table = labels.reshape(groups, -1)
-        site.union(table[:, :1], table, GROUP)
+        if LEFT not in site.node.metadata_props:
+            site.union(table[:, :1], table, GROUP)
         for k in (1, 2):
             site.passenger(k, labels if site.shape(k) == labels.shape else table[:, 0], PARAMETERS)
     site.emit(mix(site, site.marks(0), set(range(2, len(site.shape(0))))))
@@ -152,7 +161,8 @@ def group_normalisation(site: Site) -> None:
 @narrow("GroupNormalization")
 def narrow_group_normalisation(cut: Cut) -> None:
     """Update the number of groups."""
-    cut.recount("num_groups", cut.input_name(0), 1)
+    if LEFT not in cut.node.metadata_props:
+        cut.recount("num_groups", cut.input_name(0), 1)
 
 
 refused("LRN", why="it mixes neighboring channels", told="Refuse: it mixes neighboring channels.")
