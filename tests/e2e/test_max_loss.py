@@ -164,7 +164,7 @@ def test_a_single_sample_leaves_none_to_judge(model: Path, tmp_path: Path) -> No
 
 
 def test_that_is_said_before_anything_is_traced(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "trace", lambda *_, **__: pytest.fail("the model is traced"))
+    monkeypatch.setattr(preparing, "surveyed", lambda *_, **__: pytest.fail("the model is traced"))
     with pytest.raises(DataError, match="a single batch"):
         onnxgrail.compress(model, data=inputs(1))
 
