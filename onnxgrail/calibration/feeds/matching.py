@@ -25,6 +25,7 @@ ROLES: Mapping[str, Role] = {
     "segment_ids": "types",
     "position_ids": "positions",
 }
+OF_ENCODER = ".encoder."  # part of the names of caches that hold what an encoder makes
 FILLED: Mapping[Role, str] = {"mask": "ones", "types": "zeros", "positions": "running positions"}
 
 
@@ -151,6 +152,8 @@ def _fill(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature
 def _no_past(found: dict[str, Rows], lacking: Iterable[Input], signature: Signature, source: str) -> list[str]:
     """Add empty key-value caches if the model leaves their length open; return notes."""
     missing = [entry for entry in lacking if is_past(entry) and is_float(entry.dtype)]
+    if any(OF_ENCODER in entry.name for entry in missing):  # never empty: the decoder would see nothing of the encoder
+        return []
     tokens = _tokens("", found, signature)
     shapes = [entry.shape[1:] for entry in missing if entry.shape is not None]
     if not missing or tokens is None or any(sum(not isinstance(d, int) for d in shape) != 1 for shape in shapes):
