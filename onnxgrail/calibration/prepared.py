@@ -103,12 +103,8 @@ class Prepared:
             (table, math.prod(shapes[head]) * shapes[table.table][-1]) for table in self.trimmed for head in table.heads
         ]
         more = sum(macs // table.rows_after * (table.rows_before - table.rows_after) for table, macs in sizes)
-        means = [node for node in first.model.graph if MEAN in node.metadata_props]  # no products in the file
-        return (
-            counting.macs(first.model, first.survey)
-            + more
-            - sum(counting.node_macs(n, first.survey, None) for n in means)
-        )
+        nodes = [node for node in first.model.graph if MEAN not in node.metadata_props]  # means are no products there
+        return sum(counting.node_macs(node, first.survey, None) for node in nodes) + more
 
     @property
     def samples(self) -> int:

@@ -1,4 +1,4 @@
-"""Channels that are narrowed only if fits repair what reads them: streams in another basis, channels before a mean."""
+"""Channels that are narrowed only if fits repair what reads them: streams in other bases, and before means or norms."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def repairs(recipe: Recipe) -> bool:
     return not unlike(recipe) and not recipe.keeps_everything and not recipe.only_bits
 
 
+def lacking(recipe: Recipe, *, synthetic: bool) -> str:
+    """Return the option without which no fits repair a layer, where data are random or not; '' if none is missing."""
+    return DATA if synthetic else unlike(recipe)
+
+
 def unlike(recipe: Recipe) -> str:
     """Return the first option without which no fits repair a layer, and which a recipe lacks; '' if it has all."""
     has = (recipe.compensate == BEST, recipe.reducer == "prune", recipe.method == ("grail",))
@@ -35,7 +40,7 @@ def needs_option(refusal: Refusal) -> bool:
 
 
 def surveyed(model: ir.Model, facts: Facts, recipe: Recipe, *, synthetic: bool) -> tuple[ir.Model, Survey]:
-    """Trace a model; return it, with means as products where a compensation repairs them, and the trace.
+    """Trace a model; return it, with its means and normalizations as `traced` changes them, and the trace.
 
     Args:
         model: the graph; it is not changed.
@@ -47,7 +52,7 @@ def surveyed(model: ir.Model, facts: Facts, recipe: Recipe, *, synthetic: bool) 
         survey = trace(model, facts, interface=recipe.kv_io)
     else:
         means = DATA if synthetic else REPAIR if recipe.compensate == "none" else ""
-        norms = DATA if synthetic else unlike(recipe)
+        norms = lacking(recipe, synthetic=synthetic)
         lacks = Lacks(*(needs and NEEDS.format(needs) for needs in (means, norms)))
         model, survey = traced(model, facts, lacks, interface=recipe.kv_io)
     return model, survey if recipe.norms == "none" else widened(model, survey)

@@ -24,7 +24,7 @@ from onnxgrail.graph.io.serial import to_bytes
 from onnxgrail.job.places import places_of, reads
 from onnxgrail.machine.files.paths import path_of
 from onnxgrail.machine.job import Job
-from onnxgrail.narrowing.rotation import kept_whole, unmeasured
+from onnxgrail.narrowing.rotation import as_with_data, kept_whole, unmeasured
 from onnxgrail.recipe import selection
 from onnxgrail.recipe.keywords import checked
 from onnxgrail.report.report import Inspection
@@ -79,6 +79,7 @@ def inspect(
     with registered(custom_ops):
         prepared = prepare(model, data, Job(recipe=recipe))
         check_unchanged(prepared.model)
+        prepared = as_with_data(prepared, recipe)
         every = unmeasured(prepared, recipe)
         others = any(block.kind not in OUTER for block in every.survey.blocks)
         usual = unmeasured(prepared, replace(recipe, blocks=tuple(OUTER))) if others else every

@@ -25,7 +25,7 @@ from onnxgrail.allocation.losses import measures
 from onnxgrail.calibration.branching import look
 from onnxgrail.calibration.prepared import Prepared
 from onnxgrail.calibration.proof import unchanged
-from onnxgrail.calibration.repaired import DATA, NEEDS, needs_option, repairs, surveyed, unlike
+from onnxgrail.calibration.repaired import NEEDS, lacking, needs_option, repairs, surveyed
 from onnxgrail.calibration.streaming import in_order, in_original
 from onnxgrail.core import INNER, Floats, Kind, Probe, Recipe, Refusal, Stats
 from onnxgrail.graph.flatten.branches import folded
@@ -109,7 +109,7 @@ def turnable(prepared: Prepared, recipe: Recipe) -> Rotatable | None:
 
 def _untold(prepared: Prepared, recipe: Recipe) -> Prepared:
     """Return a model that keeps its bases because of its data or an option, with this as the reason for its streams."""
-    needs = DATA if prepared.batches.synthetic else unlike(recipe)
+    needs = lacking(recipe, synthetic=prepared.batches.synthetic)
     if not needs or not (kinds := _kinds(prepared, recipe)):
         return prepared
     found = _rotatable(prepared, recipe, kinds, measures=measures(prepared, recipe))
@@ -199,11 +199,16 @@ def _found(prepared: Prepared, recipe: Recipe, kinds: Collection[Kind], names: C
     return rotatable(before.model, before.survey.facts, kinds, names, interface=recipe.kv_io)
 
 
+def as_with_data(prepared: Prepared, recipe: Recipe) -> Prepared:
+    """Return the model with the means and normalizations that only stay for want of data as they are with data."""
+    if not any(map(needs_option, prepared.survey.refusals)):
+        return prepared
+    model, survey = surveyed(prepared.model, prepared.survey.facts, recipe, synthetic=False)
+    return replace(prepared, model=model, survey=survey, whole=prepared.original)
+
+
 def unmeasured(prepared: Prepared, recipe: Recipe) -> Prepared:
-    """Return the model as it is narrowed with data, everything in it marked as turned, to count what it holds."""
-    if any(map(needs_option, prepared.survey.refusals)):  # means stay for want of data
-        model, survey = surveyed(prepared.model, prepared.survey.facts, recipe, synthetic=False)
-        prepared = replace(prepared, model=model, survey=survey, whole=prepared.original)
+    """Return the model with everything that a recipe would turn marked as turned, to count what it holds."""
     found = _rotatable(prepared, recipe, _turned(recipe), measures=True)
     bases = {name: np.eye(one.width) for name, one in found.streams.items()}
     bases |= {name: one.same for name, one in found.heads.items()}

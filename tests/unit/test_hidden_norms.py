@@ -15,6 +15,7 @@ from onnxgrail.core import Array, Bools
 from onnxgrail.errors import NothingToCompressError
 from onnxgrail.graph.fittable.hidden import hidden_norms, leave_out
 from onnxgrail.graph.fittable.mixed import Lacks, traced
+from onnxgrail.graph.rotate.norms import norms_of
 from tests.oracle import run
 from tests.tiny import tiny
 
@@ -166,7 +167,8 @@ def test_inspect_shows_what_data_allow() -> None:
 )
 def test_norms_of_other_channels_keep_them(between: str, rest: str) -> None:
     model = normalized("layer", between=between, rest=rest)
-    assert not hidden_norms(model, observe(model, feed_of(3)))
+    facts = observe(model, feed_of(3))
+    assert not hidden_norms(model, facts, norms_of(model, facts))
 
 
 def test_half_floats_keep_their_norms() -> None:
@@ -177,4 +179,4 @@ def test_half_floats_keep_their_norms() -> None:
         opset=17,
     )
     facts = observe(model, {"x": np.ones((2, 6), np.float16)})
-    assert not hidden_norms(model, facts)
+    assert not hidden_norms(model, facts, norms_of(model, facts))

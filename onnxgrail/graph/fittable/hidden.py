@@ -7,7 +7,7 @@ channels that stay are others than those of all. The layers after it are fitted 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,15 +15,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Bools
-from onnxgrail.graph.attributes import given, integer, integers, maker_of, name_of, names_of, number
+from onnxgrail.graph.attributes import given, integer, maker_of, name_of, names_of, number
 from onnxgrail.graph.fittable.means import OP, mean_over
 from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.unique import free_name, names_kept, take_place
 from onnxgrail.graph.rotate.marked import LEFT
-from onnxgrail.graph.rotate.norms import EPSILON, FUSED, Norm, norms_of
-from onnxgrail.graph.trace.facts import Facts, key
+from onnxgrail.graph.rotate.norms import EPSILON, FUSED, Norm
+from onnxgrail.graph.trace.facts import Facts, axes_of, key
 from onnxgrail.graph.trace.survey import Survey
 
 INSTANCE, GROUP = "InstanceNormalization", "GroupNormalization"
@@ -45,10 +45,15 @@ class Hidden:
     nodes: tuple[ir.Node, ...]
 
 
-def hidden_norms(model: ir.Model, facts: Facts) -> list[Hidden]:
-    """Return the normalizations whose channels may be hidden: of rows, and of all channels and positions at once."""
-    rows = [norm for norm in norms_of(model, facts) if _alone(norm, facts) and _reduces(norm)]
-    found = [_of_rows(norm, facts) for norm in rows]
+def hidden_norms(model: ir.Model, facts: Facts, norms: Iterable[Norm]) -> list[Hidden]:
+    """Return the normalizations whose channels may be hidden: of rows, and of all channels and positions at once.
+
+    Args:
+        model: the graph.
+        facts: of it.
+        norms: its normalizations of rows.
+    """
+    found = [_of_rows(norm, facts) for norm in norms if _alone(norm, facts) and _reduces(norm)]
     taken = {node for one in found for node in one.nodes}
     maps = (_of_maps(node, facts) for node in model.graph if node not in taken)
     return [one for one in (*found, *maps) if one is not None and _fits(one.source, facts)]
@@ -84,16 +89,10 @@ def _of_maps(node: ir.Node, facts: Facts) -> Hidden | None:
         maker = source.producer()
         before = maker.inputs[0] if maker is not None and maker.op_type == "Reshape" else None
         return None if before is None else Hidden(before, 1, (node,))
-    if node.op_type == OP and len(_axes(node, facts)) > 1 and integer(node, "keepdims", 1):
-        return Hidden(source, 1, (node,)) if 1 in _axes(node, facts) else None
-    return Hidden(source, 1, (node,)) if node.op_type == GROUP and integer(node, "num_groups") == 1 else None
-
-
-def _axes(node: ir.Node, facts: Facts) -> list[int]:
-    """Return the axes of a mean; none if they are not known."""
-    told = facts.values.get(name_of(node, 1))
-    axes = integers(node, "axes") if told is None else tuple(int(a) for a in told.ravel())
-    return [axis % len(facts.shapes[name_of(node, 0)]) for axis in axes]
+    axes = axes_of(node, facts) if node.op_type == OP and integer(node, "keepdims", 1) else []
+    several = len(axes) > 1 and 1 in axes
+    one = node.op_type == GROUP and integer(node, "num_groups") == 1
+    return Hidden(source, 1, (node,)) if several or one else None
 
 
 def _fits(source: ir.Value, facts: Facts) -> bool:
@@ -136,7 +135,7 @@ def _over(node: ir.Node, facts: Facts) -> list[int]:
     rank = len(facts.shapes[name_of(_reader(node), 0)])
     if node.op_type in FUSED:
         return [rank - 1]
-    return _axes(node, facts) if node.op_type == OP else list(range(1, rank))
+    return axes_of(node, facts) if node.op_type == OP else list(range(1, rank))
 
 
 class _Writer:

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrail.graph.attributes import given, integer, integers, name_of, numbers_of
+from onnxgrail.graph.attributes import given, integer, name_of, numbers_of
 from onnxgrail.graph.flatten.branches import stand_beside
 from onnxgrail.graph.io.opset import opset_of
 from onnxgrail.graph.ops.tensors.cut import constant
 from onnxgrail.graph.rewrite.assign import sweep
 from onnxgrail.graph.rewrite.unique import names_kept, take_place
 from onnxgrail.graph.rotate.marked import MEAN
-from onnxgrail.graph.rotate.norms import norms_of
+from onnxgrail.graph.rotate.norms import Norm
 from onnxgrail.graph.rotate.restore import AXES_INPUT
-from onnxgrail.graph.trace.facts import Facts, key
+from onnxgrail.graph.trace.facts import Facts, axes_of, key
 
 OP = "ReduceMean"
 MAPS = (3, 4, 5)  # ranks of what a convolution reads
@@ -38,9 +38,9 @@ class Mean:
     width: int
 
 
-def means_of(model: ir.Model, facts: Facts) -> list[Mean]:
-    """Return the means of floats over channels alone that are in no normalization."""
-    normed = {node for norm in norms_of(model, facts) for node in norm.nodes}
+def means_of(model: ir.Model, facts: Facts, norms: Iterable[Norm]) -> list[Mean]:
+    """Return the means of floats over channels alone that are in none of the normalizations."""
+    normed = {node for norm in norms for node in norm.nodes}
     found = (_mean(node, facts) for node in model.graph if node.op_type == OP and node not in normed)
     return [mean for mean in found if mean is not None]
 
@@ -48,11 +48,11 @@ def means_of(model: ir.Model, facts: Facts) -> list[Mean]:
 def _mean(node: ir.Node, facts: Facts) -> Mean | None:
     """Return the mean that a node computes, if a matrix or a convolution of one tap can compute it."""
     name = name_of(node, 0)
-    shape, told = facts.shapes.get(name), facts.values.get(name_of(node, 1))
-    axes = integers(node, "axes") if told is None else tuple(int(a) for a in told.ravel())
-    if not shape or len(axes) != 1 or not integer(node, "keepdims", 1) or name in facts.constants:
+    shape = facts.shapes.get(name)
+    axes = axes_of(node, facts) if shape and name not in facts.constants else []
+    if not shape or len(axes) != 1 or not integer(node, "keepdims", 1):
         return None
-    axis = axes[0] % len(shape)
+    axis = axes[0]
     last, mapped = axis == len(shape) - 1, axis == 1 and len(shape) in MAPS
     fits = last or (mapped and facts.dtypes[name].itemsize <= SINGLE)
     return Mean(node, axis, shape[axis]) if fits and facts.has_floats(name) and shape[axis] > 1 else None

@@ -14,6 +14,7 @@ from onnxgrail.graph.fittable.hidden import Hidden, hidden_norms, run_over_those
 from onnxgrail.graph.fittable.means import Mean, as_products, means_of
 from onnxgrail.graph.io.model_file import copy
 from onnxgrail.graph.ops.tensors.reduce import GROUP, MIXED
+from onnxgrail.graph.rotate.norms import norms_of
 from onnxgrail.graph.trace.facts import Facts
 from onnxgrail.graph.trace.survey import Survey
 from onnxgrail.graph.trace.tracer import trace
@@ -47,19 +48,23 @@ def traced(model: ir.Model, facts: Facts, lacks: Lacks, *, interface: bool = Fal
     survey = trace(model, facts, interface=interface)
     if not any(refusal.reason in (MIXED, GROUP) for refusal in survey.refusals):
         return model, survey
-    means, norms = means_of(model, facts), hidden_norms(model, facts)
+    normed = norms_of(model, facts)
+    means, norms = means_of(model, facts, normed), hidden_norms(model, facts, normed)
     if not means and not norms:
         return model, survey
-    seen = trace(*_changed(model, facts, means, norms), interface=interface)
+    changed = _changed(model, facts, means, norms)
+    seen = trace(*changed, interface=interface)
     means_in = [(mean, _holding(seen, name_of(mean.node, 0), mean.axis)) for mean in means]
     norms_in = [(norm, _holding(seen, norm.source.name or "", norm.axis)) for norm in norms]
     held_means = [(mean, blocks) for mean, blocks in means_in if blocks]
     held_norms = [(norm, blocks) for norm, blocks in norms_in if blocks and all(map(_is_hidden, blocks))]
     stuck = _writers(held_means, lacks.means) | _writers(held_norms, lacks.norms)
-    means = [mean for mean, _ in held_means if not lacks.means]
-    norms = [norm for norm, _ in held_norms if not lacks.norms]
-    if means or norms:
-        model, facts = _changed(model, facts, means, norms)
+    some_means = [mean for mean, _ in held_means if not lacks.means]
+    some_norms = [norm for norm, _ in held_norms if not lacks.norms]
+    if (len(some_means), len(some_norms)) == (len(means), len(norms)):
+        model, survey = changed[0], seen
+    elif some_means or some_norms:
+        model, facts = _changed(model, facts, some_means, some_norms)
         survey = trace(model, facts, interface=interface)
     refusals = (replace(why, reason=stuck.get(why.value, why.reason)) for why in survey.refusals)
     return model, replace(survey, refusals=tuple(refusals))

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Floats
-from onnxgrail.graph.attributes import input_of, integer, integers, maker_of, name_of, number, sole
-from onnxgrail.graph.trace.facts import Facts, scalar_of, vector_of
+from onnxgrail.graph.attributes import input_of, integer, maker_of, name_of, number, sole
+from onnxgrail.graph.trace.facts import Facts, axes_of, scalar_of, vector_of
 
 SMALL = 1e-5  # largest number that a length is at least
 LENGTHENED = ("Clip", "Max", "Mul", "Add", "Expand")  # between a length and the division by it
@@ -251,11 +251,7 @@ def _is_mean(node: ir.Node, facts: Facts) -> bool:
 def _is_over_last(node: ir.Node, facts: Facts) -> bool:
     """Return True if a node reduces the last axis alone and keeps it with length 1."""
     shape = facts.shapes.get(name_of(node, 0))
-    if not shape or not integer(node, "keepdims", 1):
-        return False
-    given = facts.values.get(name_of(node, 1))
-    axes = integers(node, "axes") if given is None else tuple(int(a) for a in given.ravel())
-    return len(axes) == 1 and axes[0] % len(shape) == len(shape) - 1
+    return bool(shape and integer(node, "keepdims", 1)) and axes_of(node, facts) == [len(shape or ()) - 1]
 
 
 def _squared(node: ir.Node | None, facts: Facts) -> ir.Value | None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrail.core import Array, Feed, Floats, Ints
-from onnxgrail.graph.attributes import HALVES, LAYOUTS, given, input_of, integer
+from onnxgrail.graph.attributes import HALVES, LAYOUTS, given, input_of, integer, integers, name_of
 from onnxgrail.graph.stored.integers import Stored
 
 OWN, CHOICE = "onnxgrail", "If"  # domain and name of the in-memory operator that replaces an If with flattened branches
@@ -183,3 +183,10 @@ def is_choice(node: ir.Node) -> bool:
 def key(node: ir.Node) -> str:
     """Return a name for a node that is unique in its graph: its first named output."""
     return next((v.name for v in node.outputs if v.name), "")
+
+
+def axes_of(node: ir.Node, facts: Facts) -> list[int]:
+    """Return the axes that a node reduces, not negative; none if they are all, or not known."""
+    told = facts.values.get(name_of(node, 1))
+    axes = integers(node, "axes") if told is None else tuple(int(a) for a in told.ravel())
+    return [axis % len(facts.shapes[name_of(node, 0)]) for axis in axes]
